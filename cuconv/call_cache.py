@@ -160,7 +160,7 @@ def _made(
     """
     geometry = Geometry(options.stride, options.padding, options.dilation, options.groups)
     problem, device = checked(library, operands, geometry, options.precision)
-    spec, residual = device_spec(device), "residual" in operands and select.fuses(problem, options.activation)
+    spec, residual = device_spec(device), "residual" in operands
     made = _Made(library, operands, problem, device, aligned, options.activation, constant)
     in_vectors = aligned and made.images_aligned
     best = made.kernels(select.plan(problem, spec, options.algorithm, constant, residual, in_vectors))
@@ -220,7 +220,7 @@ class _Made:
 
     def kernels(self, plan: select.LaunchPlan) -> _Kernels:
         """The launches of a plan for these operands; raises UnsupportedProblem for operands that they cannot read."""
-        target = target_of(self.library, self.operands, self.problem, plan, self.activation)
+        target = target_of(self.library, self.operands, self.problem, plan)
         output_channels = target.channels if target.sliced else None
         wanted = CallOptions(
             self.aligned, self.activation, "residual" in self.operands, output_channels, self.constant,

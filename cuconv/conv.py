@@ -34,10 +34,11 @@ def plan(
     """The algorithm and launch configuration that conv2d would use for a problem, without running anything.
 
     The plan prints as one line and has `workspace_bytes`. device: a DeviceSpec, a GPU's ordinal, or None for the
-    current GPU. prepared: what `prepare` would use. residual, activation: what a call with them would use. Raises
-    UnsupportedProblem and ValueError as conv2d does.
+    current GPU. prepared: what `prepare` would use. residual, activation: what a call with them would use; the plan is
+    the same for all activations. Raises UnsupportedProblem and ValueError as conv2d does.
     """
     select.check_options(algorithm, FP32)
+    activation_of(activation)
     if not isinstance(problem, ConvProblem):
         raise TypeError(f"problem={shown(problem)}: must be a ConvProblem")
     if isinstance(device, bool) or not isinstance(device, (DeviceSpec, int, type(None))):
@@ -45,7 +46,6 @@ def plan(
     if device is None:
         device = driver.current_gpu()
     spec = device_spec(device) if isinstance(device, int) else device
-    residual = residual and select.fuses(problem, activation_of(activation))
     return select.plan(problem, spec, algorithm, prepared, residual)
 
 
@@ -96,11 +96,10 @@ def conv2d(
                 the channels of a contiguous array, such as `buffer[:, 64:128]`; None for a new array
 
     Returns (N, M, OH, OW), where OH = (H + 2*padding - dilation*(KH - 1) - 1) // stride + 1 and OW likewise, enqueued
-    on the current stream of the operands' library; without N where the input has none. Bias, ReLU and, but for some
-    algorithms, the residual are part of the last kernel. So are other activations in half precision; in float32 one
-    more kernel computes them. Operands are never copied, but for channels that half precision pads; temporary memory,
-    of `plan(...).workspace_bytes`, comes from the same library. After a first call of the same shape a call can be
-    captured in a CUDA graph, with the kernels that are there (`cuconv.wait_for_kernels`).
+    on the current stream of the operands' library; without N where the input has none. Bias, activation and, but for
+    some algorithms, the residual are part of the last kernel. Operands are never copied, but for channels that half
+    precision pads; temporary memory, of `plan(...).workspace_bytes`, comes from the same library. After a first call of
+    the same shape a call can be captured in a CUDA graph, with the kernels that are there (`cuconv.wait_for_kernels`).
 
     Raises before any launch: TypeError for other kinds of array, UnsupportedProblem (a ValueError) for a problem that
     cannot be computed, NotReady (an UnsupportedProblem) as above, ValueError for an unknown algorithm or activation.

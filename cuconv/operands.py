@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from cuconv import select
-from cuconv.core.activation import Activation
 from cuconv.core.geometry import Geometry
 from cuconv.core.launch import INPUT, WEIGHT, Launch, TensorMap
 from cuconv.core.problem import HALVES, PRECISIONS, TF32, TF32_LAST, ConvProblem, UnsupportedProblem, shown
@@ -177,7 +176,6 @@ def target_of(
     operands: dict[str, Any],
     problem: ConvProblem,
     plan: select.LaunchPlan,
-    activation: Activation,
 ) -> Target:
     """Where a call of a plan writes, by the layout of `out`.
 
@@ -196,7 +194,7 @@ def target_of(
         )
     if channels == problem.m:
         return Target(problem.m)
-    direct = problem.is_channels_last or select.writes_slices(plan, "residual" in operands, activation)
+    direct = problem.is_channels_last or select.writes_slices(plan, "residual" in operands)
     return Target(channels, sliced=direct, copied=not direct)
 
 

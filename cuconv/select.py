@@ -12,7 +12,6 @@ from typing import Any
 
 from cuconv.algorithms import ALGORITHMS, offering
 from cuconv.algorithms.base import CallOptions, Configuration, NotInSet
-from cuconv.core.activation import NONE, Activation
 from cuconv.core.launch import Launch
 from cuconv.core.problem import FP32, TF32, ConvProblem, UnsupportedProblem, shown
 from cuconv.device import DeviceSpec
@@ -133,18 +132,9 @@ def launches_of(launch_plan: LaunchPlan, problem: ConvProblem, options: CallOpti
     return ALGORITHMS[launch_plan.algorithm].launches(problem, launch_plan.config, options)
 
 
-def fuses(problem: ConvProblem, activation: Activation) -> bool:
-    """Whether kernels for a problem compute an activation themselves; otherwise one more kernel adds residuals, too.
-
-    A plan is then that of a call without a residual.
-    """
-    return all(ALGORITHMS[name].fuses(activation) for name in offering(problem.precision))
-
-
-def writes_slices(launch_plan: LaunchPlan, residual: bool, activation: Activation = NONE) -> bool:
+def writes_slices(launch_plan: LaunchPlan, residual: bool) -> bool:
     """Whether the kernels of a plan can write to a slice of a larger tensor's channels."""
-    algorithm = ALGORITHMS[launch_plan.algorithm]
-    return algorithm.writes_slices and not residual and algorithm.fuses(activation)
+    return ALGORITHMS[launch_plan.algorithm].writes_slices and not residual
 
 
 def predicted_us(

@@ -20,7 +20,7 @@ from cuconv.algorithms.common import finish_output
 from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
 from cuconv.algorithms.common.weight_packing import KERNEL, WeightPacking
 from cuconv.core import costs
-from cuconv.core.activation import NONE, RELU, Activation
+from cuconv.core.activation import NONE, Activation
 from cuconv.core.elementwise import Number
 from cuconv.core.launch import FLAGS, PACKED, RESIDUAL, Address, Launch
 from cuconv.core.problem import FP32, ConvProblem, UnsupportedProblem
@@ -54,13 +54,8 @@ class CallOptions:
     overlap: bool = True
 
     @property
-    def relu(self) -> bool:
-        """Whether negative outputs become 0."""
-        return self.activation == RELU
-
-    @property
     def activation_arguments(self) -> tuple[int, int]:
-        """The kind and the packed numbers of the activation, as kernels that compute every kind take them."""
+        """The kind and the packed numbers of the activation, as kernels take them (common/activation.cuh)."""
         return self.activation.kind, self.activation.packed_numbers
 
     @property
@@ -125,9 +120,6 @@ class Algorithm(ABC, Generic[Config, Costs]):
     fuses_residual: ClassVar[bool] = False
     """Whether the last kernel adds a residual itself, by its macro RESIDUAL (common/geometry.cuh) or an argument."""
 
-    fuses_activations: ClassVar[bool] = False
-    """Whether the last kernel computes every activation itself, and not ReLU alone."""
-
     writes_slices: ClassVar[bool] = False
     """Whether the kernels can write to a slice of a tensor's channels: they take `CallOptions.output_planes`."""
 
@@ -172,8 +164,8 @@ class Algorithm(ABC, Generic[Config, Costs]):
 
         The main kernel and what is compiled with it have the macros of the options, and its last arguments are theirs.
         options: those that the algorithm fulfils itself, as `launches` hands them on: a residual only where it
-        `fuses_residual`, activations but ReLU only where it `fuses_activations`, output channels only where it
-        `writes_slices`, packed only where constant weights make a difference.
+        `fuses_residual`, output channels only where it `writes_slices`, packed only where constant weights make a
+        difference.
         """
 
     def launches(
@@ -181,30 +173,22 @@ class Algorithm(ABC, Generic[Config, Costs]):
     ) -> tuple[Launch, ...]:
         """The kernels of a call, in the order of their launches.
 
-        Where the algorithm does not add a residual itself, or not compute the activation, one more kernel does both.
+        Where the algorithm does not add a residual itself, one more kernel adds it and computes the activation.
         Raises UnsupportedProblem for an output of more elements than that kernel's grid counts.
         """
         if self._takes_one_more(problem, options):
-            last = finish_output.finish_output(
-                problem, options.aligned, options.residual, options.activation, options.overlap
-            )
+            last = finish_output.finish_output(problem, options.aligned, options.activation, options.overlap)
             return (*self.launches(problem, config, replace(options, residual=False, activation=NONE)), last)
         found = self.kernels(problem, config, self.fulfilled(problem, config, options))
         return tuple(one for one in found if one.kernel != KERNEL) if options.packed else found
 
     def adding_us(self, problem: ConvProblem, options: CallOptions) -> float:
-        """The predicted time in microseconds of one more kernel, for residual and activation; 0 where there is none."""
+        """The predicted time in microseconds of one more kernel, which adds the residual; 0 where there is none."""
         return finish_output.predicted_us(problem) if self._takes_one_more(problem, options) else 0.0
 
     def _takes_one_more(self, problem: ConvProblem, options: CallOptions) -> bool:
-        """Whether a kernel of its own adds the residual and computes the activation."""
-        if not self.fuses(options.activation):
-            return True
+        """Whether a kernel of its own adds the residual, and then computes the activation."""
         return options.residual and not self._possible(problem, options).residual
-
-    def fuses(self, activation: Activation) -> bool:
-        """Whether the last kernel computes an activation itself."""
-        return self.fuses_activations or activation in (NONE, RELU)
 
     def packing_launch(self, problem: ConvProblem, config: Config, options: CallOptions) -> Launch | None:
         """The launch that packs constant weights for calls with such options; None where no kernel packs weights.

@@ -42,7 +42,7 @@ def precompile(
 
     device      a DeviceSpec, a GPU's ordinal, or None for the current GPU
     residual    whether the calls have a residual
-    activation  what the calls have as activation, or None; ReLU needs no kernels of its own
+    activation  what the calls have as activation, or None; it needs no kernels of its own
     prepared    whether they are calls of what `prepare` returns
     progress    called with the number of kernels that are compiled and the number of all, after each
 
@@ -73,7 +73,7 @@ def computed(calls: Iterable[PlannedCall], spec: DeviceSpec) -> list[PlannedCall
     found = []
     for call in calls:
         with suppress(UnsupportedProblem):
-            plan(call.problem, spec, residual=call.residual, activation=call.activation)
+            plan(call.problem, spec, residual=call.residual)
             found.append(call)
     return found
 
@@ -146,12 +146,11 @@ def _kernels(calls: Iterable[PlannedCall], spec: DeviceSpec, prepared: bool, alg
 def _launches(calls: Iterable[PlannedCall], spec: DeviceSpec, prepared: bool, algorithm: str) -> Iterator[Launch]:
     """The launches of each call's plan, in order. With `prepared`, the launch that packs the weights is left out."""
     for problem, residual, output_channels, activation in calls:
-        chosen = plan(problem, spec, algorithm, prepared=prepared, residual=residual, activation=activation)
+        chosen = plan(problem, spec, algorithm, prepared=prepared, residual=residual)
         is_unaligned = output_channels is not None and output_channels * problem.out_pixels % VECTOR_FLOATS
         if is_unaligned and not problem.is_channels_last:  # their kernels look at the channels themselves
-            planned = residual and select.fuses(problem, activation)
-            chosen = select.plan(problem, spec, algorithm, prepared, planned, aligned=False)
-        written = output_channels if select.writes_slices(chosen, residual, activation) else None
+            chosen = select.plan(problem, spec, algorithm, prepared, residual, aligned=False)
+        written = output_channels if select.writes_slices(chosen, residual) else None
         # With packed weights the main kernel and what packs them are of one module.
         options = CallOptions(
             activation=activation, residual=residual, output_channels=written, packed=prepared,

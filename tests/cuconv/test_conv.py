@@ -147,14 +147,14 @@ def test_a_residual_is_added_by_the_last_kernel_or_by_one_more(cuda, fused):
 
 
 @pytest.mark.parametrize("residual", [None, torch.zeros(2, 9, 5, 7)])
-def test_another_activation_than_relu_is_computed_by_one_more_kernel(cuda, residual):
-    algorithm, silu = "tf32x3_gemm", activation_of("silu")
-    cuconv.conv2d(X, WEIGHT, algorithm=algorithm, activation="silu", residual=residual)
-    cuconv.conv2d(X, WEIGHT, algorithm=algorithm)
-    (*others, last), _, _ = Recorder.enqueued[0]
-    assert last.kernel == "finish_output" and last.arguments[-2:] == (silu.kind, silu.packed_numbers)
-    assert tuple(others) == tuple(Recorder.enqueued[1][0])
-    assert last.arguments[0] == (0 if residual is None else RESIDUAL)
+@pytest.mark.parametrize("algorithm", ["tf32x3_gemm", "two_stage"])
+def test_an_activation_is_computed_once_after_the_residual(cuda, algorithm, residual):
+    given = activation_of(("leaky_relu", 0.3))
+    cuconv.conv2d(X, WEIGHT, algorithm=algorithm, activation=given, residual=residual)
+    launches, _, _ = Recorder.enqueued[-1]
+    assert [given.packed_numbers in one.arguments for one in launches] == [False] * (len(launches) - 1) + [True]
+    assert [RESIDUAL in one.arguments for one in launches][-1] == (residual is not None)
+    assert (launches[-1].kernel == "finish_output") == (algorithm == "two_stage" and residual is not None)
 
 
 def test_activations_have_ready_calls_of_their_own(cuda):
@@ -169,7 +169,7 @@ def test_activations_have_ready_calls_of_their_own(cuda):
 # Slices of channels
 
 
-PLANES = 16  # the place among tf32x3_gemm's arguments of the planes from one image of the output to the next
+PLANES = 17  # the place among tf32x3_gemm's arguments of the planes from one image of the output to the next
 
 
 def slice_of(channels, first=3):
@@ -188,7 +188,7 @@ def test_a_kernel_writes_to_a_slice_of_channels(cuda, channels, vector):
 
 
 @pytest.mark.parametrize(
-    "options", [{"algorithm": "two_stage"}, {"residual": torch.zeros(2, 9, 5, 7)}, {"activation": "silu"}]
+    "options", [{"algorithm": "two_stage", "activation": "silu"}, {"residual": torch.zeros(2, 9, 5, 7)}]
 )
 def test_where_no_kernel_writes_to_slices_the_output_is_copied(cuda, options):
     out, cuda.tensors.empty = slice_of(12), torch.ones

@@ -25,10 +25,9 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_with_another_activation_a_residual_is_no_matter_of_the_convolution(cache):
-    number = precompile(LAYERS, H200, residual=True, activation="silu")
-    assert precompile(LAYERS, H200) == 0 and number >= 2
-    assert "finish_output" in {path.name.split("-")[0] for path in cache.glob("*.cubin")}
+def test_an_activation_needs_no_kernels_of_its_own(cache):
+    assert precompile(LAYERS, H200) >= 2
+    assert precompile(LAYERS, H200, activation="silu") == precompile(LAYERS, H200, activation="relu") == 0
 
 
 @pytest.mark.parametrize("residual", [False, True])

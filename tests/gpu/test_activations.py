@@ -13,6 +13,7 @@ from tests.gpu.test_residual import residual_for
 # Values of a first layer's one channel, or of eight channels of a depthwise layer: a weight of 1 hands them on.
 SPECIAL = [0.0, -0.0, 1e4, -1e4, 6e4, -6e4, torch.inf, -torch.inf, torch.nan, 6e-8, -6e-8, 1e-40, -1e-40, 3.0, -3.0]
 HALF_KERNELS = ("nhwc_wgmma", "nhwc_split", "nhwc_depthwise", "nhwc_stem", "nhwc_window")
+FP32_ALGORITHMS = [one for one in algorithms() if one not in HALF_KERNELS]
 HALF_LAYERS = [
     ConvProblem(3, 24, 14, 13, 40, 3, 3, 1, 1),
     ConvProblem(1, 512, 7, 7, 136, 3, 3, 1, 1),
@@ -74,6 +75,29 @@ def test_single_values_in_fp32(given):
 
 
 @each_activation
+@pytest.mark.parametrize("algorithm", FP32_ALGORITHMS)
+@pytest.mark.parametrize(
+    ("kernel", "size", "groups"), [(1, (4, 5), 1), (3, (6, 9), 1), (3, (6, 9), 16), (1, (1, 1), 1)]
+)
+def test_marked_sums_and_special_values_in_fp32(algorithm, kernel, size, groups, given):
+    """A sum that a kernel marks by a NaN and replaces has the activation of its value; so has every NaN of its own."""
+    values = torch.cat([torch.linspace(-20, 20, 101), torch.tensor([*SPECIAL, 3e38, -3e38])]).cuda()
+    x = torch.zeros(len(values), 16, *size, device="cuda")
+    x[:, :: 16 // groups, size[0] // 2, size[1] // 2] = values[:, None]
+    weight = torch.zeros(16, 16 // groups, kernel, kernel, device="cuda")
+    weight[:, 0, kernel // 2, kernel // 2] = 1
+    options = {"padding": kernel // 2, "groups": groups}
+    truth = exact(given, reference.conv2d(x, weight, **options))
+    with refusal_allowed(algorithm, groups == 1):
+        out = conv2d(x, weight, algorithm=algorithm, activation=given, **options).double()
+        assert torch.equal(out.isnan(), truth.isnan()) and torch.equal(out.isinf(), truth.isinf())
+        for output, image in zip(out, truth, strict=True):
+            finite = image.isfinite()
+            error = torch.linalg.vector_norm((output - image)[finite])
+            assert error <= 2 * TOLERANCE * torch.linalg.vector_norm(image[finite]) + 1e-14
+
+
+@each_activation
 @each_half
 @pytest.mark.parametrize("problem", HALF_LAYERS, ids=lambda problem: problem.label)
 def test_after_bias_and_residual_in_half_precision(problem, precision, given):
@@ -97,7 +121,7 @@ def test_after_bias_and_residual_in_half_precision(problem, precision, given):
 @pytest.mark.parametrize("given", ["silu", "hardsigmoid", ("leaky_relu", 0.1), "relu6"], ids=str)
 @pytest.mark.parametrize("with_residual", [False, True])
 @pytest.mark.parametrize("problem", LAYERS, ids=lambda problem: problem.label)
-@pytest.mark.parametrize("algorithm", ["auto", *(one for one in algorithms() if one not in HALF_KERNELS)])
+@pytest.mark.parametrize("algorithm", ["auto", *FP32_ALGORITHMS])
 def test_after_bias_and_residual_in_fp32(algorithm, problem, with_residual, given):
     x, weight = operands(problem)
     bias, residual = bias_for(problem), residual_for(problem) if with_residual else None

@@ -109,7 +109,6 @@ class FusesAll(Algorithm[base.Config, Costs]):
 
     precisions: ClassVar[tuple[str, ...]] = HALVES
     fuses_residual = True
-    fuses_activations = True
     writes_slices = True
 
     def fulfilled(self, problem: ConvProblem, config: base.Config, options: CallOptions) -> CallOptions:

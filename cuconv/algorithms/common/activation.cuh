@@ -1,7 +1,7 @@
 // Activations of values in registers, which come after bias and residual.
 //
 // The kinds and their two numbers are those of cuconv/core/activation.py. They are equal for all threads, so that the
-// switch over the kinds stands outside the loops over values. No function is called and no slow path exists: both
+// branches over the kinds stand outside the loops over values. No function is called and no slow path exists: both
 // would serialise wgmma. A NaN stays a NaN, and infinities give what torch's formulas give: silu(-inf) is a NaN.
 #pragma once
 
@@ -51,36 +51,46 @@ struct Factor {
     }
 };
 
-// Computes the activation of each value. The switch is repeated for every eight values: the compiler moves what two
-// formulas share ahead of a switch, where it needs a second register for each value.
+// Keeps what is computed of a value behind the branches ahead: the compiler would move what formulas share ahead of
+// them, where it needs a second register for each value.
+__device__ __forceinline__ void pin(float& value) { asm volatile("" : "+f"(value)); }
+
+// Computes the activation of each value. IDENTITY and CLAMP, such as ReLU, are behind a branch of their own, so that
+// the other formulas cost them nothing. These are taken for eight values at a time, which bounds the registers.
 template <int COUNT>
 __device__ __forceinline__ void activate(float (&values)[COUNT], const Activation& activation) {
-    constexpr int GROUP = COUNT % 8 ? COUNT : 8;
-    const Factor factor(activation.kind == HARD_GATE || activation.kind == LOGISTIC_GATE);
+    constexpr int GROUP = 8;
     const float first = activation.first, second = activation.second;
+    if (__builtin_expect(activation.kind <= CLAMP, 1)) {
+        if (activation.kind == CLAMP)
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) values[i] = clamped(values[i], first, second);
+        return;
+    }
+    const Factor factor(activation.kind == HARD_GATE || activation.kind == LOGISTIC_GATE);
+    const auto each = [&](int start, const auto& formula) {
+#pragma unroll
+        for (int i = start; i < start + GROUP; ++i)
+            if (i < COUNT) pin(values[i]), values[i] = formula(values[i]);
+    };
 #pragma unroll
     for (int start = 0; start < COUNT; start += GROUP) {
-        float* const x = values + start;
-        switch (activation.kind) {
-            case CLAMP:
-#pragma unroll
-                for (int i = 0; i < GROUP; ++i) x[i] = clamped(x[i], first, second);
-                break;
-            case LEAKY:
-#pragma unroll
-                for (int i = 0; i < GROUP; ++i) x[i] = x[i] < 0.0f ? x[i] * first : x[i];
-                break;
-            case HARD:
-            case HARD_GATE:
-#pragma unroll
-                for (int i = 0; i < GROUP; ++i)
-                    x[i] = factor(x[i]) * (clamped(x[i] + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f));
-                break;
-            case LOGISTIC:
-            case LOGISTIC_GATE:
-#pragma unroll
-                for (int i = 0; i < GROUP; ++i) x[i] = factor(x[i]) * logistic(x[i], first, second);
-                break;
-        }
+        if (activation.kind == LEAKY)
+            each(start, [&](float x) { return x < 0.0f ? x * first : x; });
+        else if (activation.kind <= HARD_GATE)
+            each(start, [&](float x) { return factor(x) * (clamped(x + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f)); });
+        else
+            each(start, [&](float x) { return factor(x) * logistic(x, first, second); });
     }
+}
+template <int OUTER, int INNER>
+__device__ __forceinline__ void activate(float (&values)[OUTER][INNER], const Activation& activation) {
+    activate(reinterpret_cast<float(&)[OUTER * INNER]>(values), activation);
+}
+
+// The activation of one value.
+__device__ __forceinline__ float activated(float value, const Activation& activation) {
+    float values[] = {value};
+    activate(values, activation);
+    return values[0];
 }

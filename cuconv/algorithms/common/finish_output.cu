@@ -1,8 +1,8 @@
-// Adds a residual to an output and computes its activation, after a convolution whose kernel does not do it itself.
+// Adds a residual to an output and computes its activation, after a convolution whose kernels do not add one.
 //
 // VECTOR  floats of a load: 4 where all arrays start at a multiple of 16 bytes and have a multiple of 4 elements, or 1
 //
-// Every argument has eight bytes: a pointer or a long long. residual: null where there is none.
+// Every argument has eight bytes: a pointer or a long long.
 
 #include "common/activation.cuh"
 
@@ -19,11 +19,9 @@ extern "C" __global__ void finish_output(const float* residual, float* output, i
 #endif
     if (first >= elements) return;
     Elements sum = *reinterpret_cast<Elements*>(output + first);
-    if (residual) {
-        const Elements more = *reinterpret_cast<const Elements*>(residual + first);
+    const Elements more = *reinterpret_cast<const Elements*>(residual + first);
 #pragma unroll
-        for (int i = 0; i < VECTOR; ++i) sum.values[i] += more.values[i];
-    }
+    for (int i = 0; i < VECTOR; ++i) sum.values[i] += more.values[i];
     activate(sum.values, {activation, numbers});
     *reinterpret_cast<Elements*>(output + first) = sum;
 }

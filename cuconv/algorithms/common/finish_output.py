@@ -1,4 +1,4 @@
-"""The launch that adds a residual and computes an activation, after an algorithm whose own kernels do not."""
+"""The launch that adds a residual and computes the activation, after an algorithm whose own kernels add none."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ THREADS = 256
 VECTOR = 4  # floats of a load of 16 bytes
 
 
-def finish_output(problem: ConvProblem, aligned: bool, residual: bool, activation: Activation, overlap: bool) -> Launch:
+def finish_output(problem: ConvProblem, aligned: bool, activation: Activation, overlap: bool) -> Launch:
     """The launch of output = activation(output + residual).
 
-    aligned: whether output and residual start at a multiple of 16 bytes. residual: whether there is one. overlap:
-    whether the GPU has programmatic dependent launch, as from compute capability 9.0 on. Raises UnsupportedProblem for
-    an output of more elements than a grid counts.
+    aligned: whether output and residual start at a multiple of 16 bytes. overlap: whether the GPU has programmatic
+    dependent launch, as from compute capability 9.0 on. Raises UnsupportedProblem for an output of more elements than a
+    grid counts.
     """
     elements = prod(problem.output_shape)
     vector = VECTOR if aligned and elements % VECTOR == 0 else 1
     blocks = ceil(elements / (vector * THREADS))
     if blocks > MAX_INDEX:
         raise UnsupportedProblem(f"{problem.label}: {elements} outputs are more than the grid of a last kernel counts")
-    arguments = (RESIDUAL if residual else 0, OUTPUT, elements, activation.kind, activation.packed_numbers)
+    arguments = (RESIDUAL, OUTPUT, elements, activation.kind, activation.packed_numbers)
     return Launch(SOURCE, {"VECTOR": vector}, "finish_output", blocks, THREADS, arguments, overlap=overlap)
 
 

@@ -1,6 +1,7 @@
 // How the fp16x3 kernels for larger filters turn sums into output: what does not depend on the layout of registers.
 #pragma once
 
+#include "common/activation.cuh"
 #include "common/fp16.cuh"
 
 struct Problem {
@@ -18,12 +19,12 @@ struct Pixel {
     int image, pixel;
 };
 
-// The operands, and the epilogue: bias, residual and ReLU.
+// The operands, and the epilogue: bias, residual and activation.
 struct Output {
     const Problem p;  // a copy: through a reference, write_plain would make the compiler keep it in local memory
     const float *input, *weight, *bias;
     float* to;
-    bool relu;
+    Activation activation;
     WITH_RESIDUAL(const float* residual;)
 
     __device__ __forceinline__ int64 index(const Pixel& at, int filter) const {
@@ -35,14 +36,6 @@ struct Output {
         return exists ? __ldg(residual + (place - to)) : 0.0f;
     }
 #endif
-    // The least value of an output: 0 with ReLU, else -Inf.
-    __device__ __forceinline__ float least() const { return relu ? 0.0f : __int_as_float(0xff800000); }
-    // An output with bias and ReLU; a NaN stays. least: what least() returns.
-    static __device__ __forceinline__ float activated(float biased, float least) {
-        float larger;
-        asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(biased), "f"(least));
-        return larger;
-    }
     // The number of filters from `filter` on that have an output at a pixel; not above 0 where there is none.
     __device__ __forceinline__ int filters_from(int filter, const Pixel& at) const {
         return at.image < 0 ? 0 : p.filters - filter;
@@ -63,6 +56,6 @@ __device__ __noinline__ void write_plain(const Output out, unsigned wanted, cons
         if (!mine) continue;
         if (out.bias) value += out.bias[filter];
         WITH_RESIDUAL(value += out.residual[out.index(at, filter)];)
-        out.to[out.index(at, filter)] = out.relu && value < 0.0f ? 0.0f : value;
+        out.to[out.index(at, filter)] = activated(value, out.activation);
     }
 }

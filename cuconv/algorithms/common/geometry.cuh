@@ -4,7 +4,7 @@
 // STRIDE_H STRIDE_W      rows and columns of the padded image from one output pixel to the next
 // DILATION_H DILATION_W  rows and columns of the padded image from one filter position to the next
 // CHANNEL_GROUPS         equal parts of channels and filters; a filter reads the channels of its own part
-// RESIDUAL               1 where an argument after the others is a tensor like the output, added to it before ReLU
+// RESIDUAL               1 where an argument after the others is a tensor like the output, added before the activation
 // PREPARED               1 where the last arguments are weights that an earlier launch has packed, and flags of blocks,
 //                        which are 0 before and after the kernel
 #pragma once

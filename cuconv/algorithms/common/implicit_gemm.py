@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from cuconv.core.activation import Activation
 from cuconv.core.elementwise import Number
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, Address
 from cuconv.core.problem import FP32, TF32, ConvProblem, ceil_div
@@ -88,11 +89,11 @@ def has_aligned_rows(problem: ConvProblem, aligned: bool) -> bool:
     return aligned and depth_of(problem) % VECTOR_FLOATS == 0
 
 
-def arguments_of(problem: ConvProblem, relu: bool) -> tuple[Address | int, ...]:
-    """The first arguments of a main kernel, in its order: operands, sizes, and whether to apply ReLU.
+def arguments_of(problem: ConvProblem, activation: Activation) -> tuple[Address | int, ...]:
+    """The first arguments of a main kernel, in its order: operands, sizes, and the activation.
 
     Channels and filters are those of one group.
     """
     p = problem
     sizes = (p.n, p.group_channels, p.h, p.w, p.group_filters, p.kh, p.kw, p.pad_h, p.pad_w, p.out_h, p.out_w)
-    return (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, int(relu))
+    return (INPUT, WEIGHT, BIAS, OUTPUT, *sizes, activation.kind, activation.packed_numbers)

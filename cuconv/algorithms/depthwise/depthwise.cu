@@ -36,6 +36,7 @@
 #if GENERAL
 #include "depthwise/general.cuh"
 #else
+#include "common/activation.cuh"
 #include "common/divider.cuh"
 #include "depthwise/start.cuh"
 
@@ -210,20 +211,17 @@ struct Sums {
     }
 
     // Writes the outputs to the planes of the strip's filters. bias: that of the first filter, or null.
-    __device__ __forceinline__ void write(const Strip& strip, float* planes, const float* bias, bool relu,
-                                          const Problem& p) {
+    __device__ __forceinline__ void write(const Strip& strip, float* planes, const float* bias,
+                                          const Activation& activation, const Problem& p) {
 #pragma unroll
         for (int f = 0; f < FILTERS; ++f) {
             float* const to = planes + (f * ((int64)p.out_h * p.out_w) + (int64)strip.y * p.out_w + strip.x);
-            if (bias || relu) {  // one branch for all sums
-                const float shift = bias ? __ldg(bias + f) : 0.0f;
+            if (bias) {
+                const float shift = __ldg(bias + f);
 #pragma unroll
-                for (int i = 0; i < ROWS * COLUMNS; ++i) {
-                    float& value = of[f][i / COLUMNS][i % COLUMNS];
-                    if (bias) value += shift;
-                    if (relu && value < 0.0f) value = 0.0f;  // a NaN stays
-                }
+                for (int i = 0; i < ROWS * COLUMNS; ++i) of[f][i / COLUMNS][i % COLUMNS] += shift;
             }
+            activate(of[f], activation);
 #pragma unroll
             for (int row = 0; row < ROWS; ++row)
 #pragma unroll
@@ -279,14 +277,18 @@ struct Batches {
 // block_groups: groups of a batch, if STAGED; batches: of all blocks
 // buffers_of_block: if STAGED, 1 where a block has one batch, 2 where it goes from batch to batch
 // aligned:      if STAGED, 1 where the block's planes can be copied four elements at a time
-// The bound of one block an SM lets the compiler have as many loads under way as registers allow, without spills.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+// The bound of one block an SM lets the compiler have as many loads under way as registers allow, without spills. In
+// small 3x3 strips more loads are worth less than the blocks that their registers keep out of an SM.
+constexpr bool IS_SMALL = AREA * FILTERS == 9 && STRIDE_H == 1;
+constexpr int MIN_BLOCKS = IS_SMALL && ROWS == 1 ? 4 : IS_SMALL && VECTOR == 4 ? 3 : 1;
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
     depthwise(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
               float* __restrict__ output, int64 height, int64 width, int64 pad_h, int64 pad_w, int64 out_h,
-              int64 out_w, int64 relu, int64 units, int64 strips_x, int64 strips_x_packed, int64 strips_y,
-              int64 strips_y_packed, int64 layer_units, int64 layer_units_packed, int64 group_units,
+              int64 out_w, int64 activation, int64 numbers, int64 units, int64 strips_x, int64 strips_x_packed,
+              int64 strips_y, int64 strips_y_packed, int64 layer_units, int64 layer_units_packed, int64 group_units,
               int64 group_units_packed, int64 block_groups, int64 batches, int64 buffers_of_block, int64 aligned) {
     const Problem p = {(int)height, (int)width, (int)pad_h, (int)pad_w, (int)out_h, (int)out_w};
+    const Activation function(activation, numbers);
     const Divider by_strips_x(strips_x, strips_x_packed), by_strips_y(strips_y, strips_y_packed);
     const Divider by_layer_units(layer_units, layer_units_packed), by_group_units(group_units, group_units_packed);
     const int64 plane = height * width, out_plane = out_h * out_w;
@@ -334,7 +336,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
             Sums sums(strip, channels, weights + strip.unit * (FILTERS * FILTER_FLOATS), p);
             by_layer_units(first_unit + strip.unit, within);
             const float* const shift = bias ? bias + within * FILTERS : nullptr;
-            sums.write(strip, outputs + strip.unit * FILTERS * (int)out_plane, shift, relu, p);
+            sums.write(strip, outputs + strip.unit * FILTERS * (int)out_plane, shift, function, p);
         }
         __syncthreads();  // the outputs are complete, and the buffer may be filled again
         write_block(output + first_unit * (FILTERS * out_plane), outputs, batch_units * FILTERS * (int)out_plane,
@@ -348,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     if (strip.unit >= units) return;
     const unsigned filter = within * FILTERS;
     Sums sums(strip, input + group * (GROUP_CHANNELS * plane), weight + filter * (int64)FILTER_FLOATS, p);
-    sums.write(strip, output + strip.unit * (FILTERS * out_plane), bias ? bias + filter : nullptr, relu, p);
+    sums.write(strip, output + strip.unit * (FILTERS * out_plane), bias ? bias + filter : nullptr, function, p);
 #endif
 }
 #endif  // GENERAL

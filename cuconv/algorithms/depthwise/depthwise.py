@@ -167,7 +167,7 @@ class Depthwise(ManyConfigurations[DepthwiseConfig, Costs]):
         p, strip = problem, config.strip
         down, along = strip.grid(p)
         divisors = (along, down, p.m // strip.filters, p.group_filters // strip.filters)
-        sizes = (p.h, p.w, p.pad_h, p.pad_w, p.out_h, p.out_w, int(options.relu), strip.units(p))
+        sizes = (p.h, p.w, p.pad_h, p.pad_w, p.out_h, p.out_w, *options.activation_arguments, strip.units(p))
         packed = [number for divisor in divisors for number in (divisor, packed_divisor(divisor))]
         geometry, staged = geometry_of(p), config.groups > 0
         last: tuple[int, ...]

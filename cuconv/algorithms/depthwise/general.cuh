@@ -5,6 +5,7 @@
 // one chain in the order of channels and filter positions, as in the specialised kernel, so the bits are the same.
 #pragma once
 
+#include "common/activation.cuh"
 #include "common/divider.cuh"
 #include "depthwise/start.cuh"
 
@@ -14,8 +15,8 @@
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     depthwise(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
               float* __restrict__ output, int64 height, int64 width, int64 pad_h, int64 pad_w, int64 out_h,
-              int64 out_w, int64 relu, int64 units, int64 strips_x, int64 strips_x_packed, int64 strips_y,
-              int64 strips_y_packed, int64 layer_units, int64 layer_units_packed, int64 group_units,
+              int64 out_w, int64 activation, int64 numbers, int64 units, int64 strips_x, int64 strips_x_packed,
+              int64 strips_y, int64 strips_y_packed, int64 layer_units, int64 layer_units_packed, int64 group_units,
               int64 group_units_packed, int64 group_channels, int64 kernel_h, int64 kernel_w, int64 stride_h,
               int64 stride_w, int64 dilation_h, int64 dilation_w) {
     const Divider by_strips_x(strips_x, strips_x_packed), by_strips_y(strips_y, strips_y_packed);
@@ -62,9 +63,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
 
     float* const to = output + (unit * out_h + y) * out_w + x;
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
+    for (int i = 0; i < ROWS; ++i)
         if (bias) sums[i] += __ldg(bias + filter);
-        if (relu && sums[i] < 0.0f) sums[i] = 0.0f;  // a NaN stays
+    activate(sums, {activation, numbers});
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i)
         if (y + i < (int)out_h) to[i * out_w] = sums[i];
-    }
 }

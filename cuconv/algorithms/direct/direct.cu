@@ -24,6 +24,7 @@
 //
 // Every argument has eight bytes: a pointer or a long long.
 
+#include "common/activation.cuh"
 #include "common/convolution.cuh"
 #include "common/divider.cuh"
 
@@ -192,7 +193,7 @@ __device__ __forceinline__ void add_shares(Sums& sums, float4* shared, int share
 
 // Writes up to four outputs of a row: those of the plane that exist. vector: whether rows are whole vectors.
 __device__ __forceinline__ void write_row(float* to, const float* residual, const float (&sums)[COLUMNS], float bias,
-                                          bool has_bias, bool relu, int columns, bool vector) {
+                                          bool has_bias, const Activation& activation, int columns, bool vector) {
     float values[COLUMNS], added[COLUMNS] = {};
     if (residual && vector) load_vectors(added, residual);
 #pragma unroll
@@ -200,10 +201,14 @@ __device__ __forceinline__ void write_row(float* to, const float* residual, cons
         values[i] = has_bias ? sums[i] + bias : sums[i];
         if (residual && !vector && i < columns) added[i] = residual[i];
         if (residual) values[i] += added[i];
-        if (relu && values[i] < 0.0f) values[i] = 0.0f;  // a NaN stays
-        if (!vector && i < columns) to[i] = values[i];
     }
-    if (vector) *reinterpret_cast<float4*>(to) = {values[0], values[1], values[2], values[3]};
+    activate(values, activation);
+    if (vector)
+        *reinterpret_cast<float4*>(to) = {values[0], values[1], values[2], values[3]};
+    else
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i)
+            if (i < columns) to[i] = values[i];
 }
 
 // channels, filters: of a group. output_planes: of an image of the tensor that the output is a slice of.
@@ -215,9 +220,10 @@ extern "C" __global__ void __launch_bounds__(SM_THREADS, 1)
     direct(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
            float* __restrict__ output, const float* __restrict__ residual, int64 channels, int64 height, int64 width,
            int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 stride_h, int64 stride_w,
-           int64 out_h, int64 out_w, int64 groups, int64 output_planes, int64 relu, int64 vector, int64 tiles_x,
-           int64 tiles_y, int64 filter_blocks, int64 threads_x, int64 threads_y, int64 shares_c, int64 shares_y,
-           int64 chunk, int64 buffers, int64 rows, int64 columns, int64 columns_packed, int64 pitch, int64 slots) {
+           int64 out_h, int64 out_w, int64 groups, int64 output_planes, int64 activation, int64 numbers, int64 vector,
+           int64 tiles_x, int64 tiles_y, int64 filter_blocks, int64 threads_x, int64 threads_y, int64 shares_c,
+           int64 shares_y, int64 chunk, int64 buffers, int64 rows, int64 columns, int64 columns_packed, int64 pitch,
+           int64 slots) {
     extern __shared__ float4 shared[];
     unsigned rest = blockIdx.x;
     const int filter = rest % (unsigned)filter_blocks * FILTERS;
@@ -298,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(SM_THREADS, 1)
             const float* const added =
                 residual ? residual + (image * groups * filters + number) * out_plane + place : nullptr;
             write_row(output + (image * output_planes + number) * out_plane + place, added, sums[f][row], shift, bias,
-                      relu, (int)out_w - x, vector);
+                      {activation, numbers}, (int)out_w - x, vector);
         }
     }
 }

@@ -179,7 +179,7 @@ class Direct(ManyConfigurations[DirectConfig, Costs]):
         arguments: tuple[Address | int, ...] = (
             *(INPUT, WEIGHT, BIAS, OUTPUT, options.residual_argument),
             *(p.group_channels, p.h, p.w, p.group_filters, p.kh, p.kw, p.pad_h, p.pad_w, p.stride_h, p.stride_w),
-            *(p.out_h, p.out_w, p.groups, options.output_planes(p), int(options.relu)),
+            *(p.out_h, p.out_w, p.groups, options.output_planes(p), *options.activation_arguments),
             int(options.aligned and p.out_w % COLUMNS == 0),
             *(ceil_div(p.out_w, tile_w), ceil_div(p.out_h, tile_h), ceil_div(p.group_filters, c.filters_of_thread)),
             *(c.threads_x, c.threads_y, c.shares_c, c.shares_y, c.chunk, c.buffers),

@@ -17,7 +17,7 @@
 //   producers 1       chunk 1: load, scale, decompose -> stage 1  | chunk 3 -> stage 3 | ...
 //     a thread each   bulk copies of weight rows: workspace -> weight stages
 //   consumers 0, 1    for each chain: chain = wgmma(input stage, weight stages); sums += chain * factor
-//                     at a tile's end: sums -> staging -> bias, ReLU -> output
+//                     at a tile's end: sums -> staging -> bias, activation -> output
 //
 //   full_input      mbarriers: a stage of input has been written (4 arrivals, one of each producer warp)
 //   empty_input     a stage of input has been read (2 arrivals, one of each consumer warpgroup)
@@ -41,7 +41,7 @@
 // PRODUCTS        3, or 1 for the accuracy of TF32 (common/fp16.cuh)
 // PIECES          1 where a filter is multiplied in pieces of KH x KW, and images are cut into strips of columns
 // SHARED_BYTES    dynamic shared memory that the host asks for
-// RESIDUAL        1 where there is a tensor to add before ReLU (common/geometry.cuh)
+// RESIDUAL        1 where there is a tensor to add before the activation (common/geometry.cuh)
 // PREPARED        1 where the weights have been packed by an earlier launch (common/geometry.cuh)
 //
 // Every argument is eight bytes, a pointer or a long long. strip_columns: those of the output that a strip has; 0 without
@@ -62,7 +62,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp16x3(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
            float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
            int64 width, int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h,
-           int64 out_w, int64 relu, int64 output_planes, int64 strip_columns RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
+           int64 out_w, int64 activation, int64 numbers, int64 output_planes,
+           int64 strip_columns RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
     launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, staging
     __shared__ Shared shared;
@@ -120,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
         take_registers<CONSUMER_REGISTERS>();
         wait_for_weights();
-        const Output out = {g.p, input, weight, bias, output, relu != 0 WITH_RESIDUAL(, residual)};
+        const Output out = {g.p, input, weight, bias, output, {activation, numbers} WITH_RESIDUAL(, residual)};
         Consumer consumer = {g, workspace, out, shared_address(dynamic), shared_address(weight_stages),
                              staging + role * STAGING, shared, role, (int)threadIdx.x % WARPGROUP, share,
                              (unsigned)(images >> 32), resident_rows(g),

@@ -183,7 +183,7 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
     def kernels(self, problem: ConvProblem, config: Fp16x3Config, options: CallOptions) -> tuple[Launch, ...]:
         """Weight packing and the main kernel. Each may start while the one ahead of it in the stream still runs."""
         blocks, macros = config.blocks, fastest_listed(self.source, self.forms(problem, config, options))
-        first = arguments_of(problem, options.relu)
+        first = arguments_of(problem, options.activation)
         columns = config.cut.columns if config.cut else 0
         arguments = (*first[:4], WORKSPACE, *first[4:], options.output_planes(problem), columns, *options.arguments)
         packing = self.packing(problem, config)

@@ -27,7 +27,6 @@ __device__ __forceinline__ void write(const Output& out, const Geometry& g, cons
                                       float* staging, int warpgroup, int thread) {
     const int lane = thread % 32, first = tile.filter_tile * BF + first_filter(warpgroup) + thread / 32 * 16;
     const float lane_bias = out.bias && lane < min(16, g.p.filters - first) ? out.bias[first + lane] : 0.0f;
-    const float least = out.least();
     staging += thread / 32 * WARP_STAGING;
     const auto pixel_of = [&](int pass) {
         return g.locate(tile.spatial_tile * BP + first_position(warpgroup) + pass * 32 + lane);
@@ -49,13 +48,17 @@ __device__ __forceinline__ void write(const Output& out, const Geometry& g, cons
 #pragma unroll
         for (int i = 0; i < 16; ++i) more[i] = out.residual_at(to + (int64)i * g.p.out_pixels, i < filters);
 #endif
+        float outputs[16];
 #pragma unroll
-        for (int i = 0; i < 16; ++i, to += g.p.out_pixels) {
+        for (int i = 0; i < 16; ++i) {
             const float value = staging[i * STAGING_ROW + lane];
-            const float biased = value + __shfl_sync(~0u, lane_bias, i) WITH_RESIDUAL(+more[i]);
-            if (i < filters) *to = biased < least ? least : biased;  // a NaN stays
+            outputs[i] = value + __shfl_sync(~0u, lane_bias, i) WITH_RESIDUAL(+more[i]);
             if (!isfinite(value)) not_finite[pass] |= 1u << i;
         }
+        activate(outputs, out.activation);
+#pragma unroll
+        for (int i = 0; i < 16; ++i, to += g.p.out_pixels)
+            if (i < filters) *to = outputs[i];
     }
     if (__any_sync(~0u, not_finite[0] | not_finite[1] | not_finite[2] | not_finite[3]))
 #pragma unroll

@@ -138,7 +138,6 @@ __device__ __forceinline__ void write_tile(const Output& out, const float* sums,
     const int lane = thread % 32, warp = thread / 32;
     const int warp_first = first + warp;  // a warp writes every fourth filter of a pass
     const float lane_bias = out.bias && warp_first + 4 * lane < out.p.filters ? out.bias[warp_first + 4 * lane] : 0.0f;
-    const float least = out.least();
     float* to[2] = {out.to + out.index(pixels[0], warp_first), out.to + out.index(pixels[1], warp_first)};
     const int filters[2] = {out.filters_from(warp_first, pixels[0]), out.filters_from(warp_first, pixels[1])};
     const int64 next = 4ll * out.p.out_pixels;
@@ -160,18 +159,26 @@ __device__ __forceinline__ void write_tile(const Output& out, const float* sums,
                 more[i][half] = out.residual_at(to[half] + i * next, pass + 4 * i < min(BF, filters[half]));
 #endif
         float zeros[2] = {};  // NaN where a value of the pass is not finite
+        float outputs[EPILOGUE_FILTERS / 4][2];
 #pragma unroll
         for (int filter = pass; filter < min(BF, pass + EPILOGUE_FILTERS); filter += 4) {
             const float bias = __shfl_sync(~0u, lane_bias, filter / 4);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
+                const int i = (filter - pass) / 4;
                 const float value = staging[(filter - pass + warp) * STAGING_ROW + half * 32 + lane];
-                const float biased = value + bias WITH_RESIDUAL(+more[(filter - pass) / 4][half]);
-                if (filter < filters[half]) *to[half] = Output::activated(biased, least);
-                to[half] += next;
+                outputs[i][half] = value + bias WITH_RESIDUAL(+more[i][half]);
                 zeros[half] = fmaf(value, 0.0f, zeros[half]);
             }
         }
+        activate(outputs, out.activation);
+#pragma unroll
+        for (int filter = pass; filter < min(BF, pass + EPILOGUE_FILTERS); filter += 4)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (filter < filters[half]) *to[half] = outputs[(filter - pass) / 4][half];
+                to[half] += next;
+            }
         if (__any_sync(~0u, isnan(zeros[0] + zeros[1])))
 #pragma unroll 1
             for (int filter = pass; filter < min(BF, pass + EPILOGUE_FILTERS); filter += 4)

@@ -14,7 +14,7 @@
 //
 // Every argument has eight bytes: a pointer or a long long.
 
-#include "common/convolution.cuh"
+#include "common/activation.cuh"
 
 constexpr int THREADS = 32 * WARPS * SPLIT_K, SUMS = FILTERS * IMAGES;
 constexpr int UNROLL = SUMS <= 8 ? 8 / VECTOR * 2 : 2;  // loads of a row that are under way together
@@ -30,11 +30,11 @@ __device__ __forceinline__ float add_lanes(float value) {
     return value;
 }
 
-// residual: a tensor like the output that is added before ReLU, or null
+// residual: a tensor like the output that is added before the activation, or null
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gemv(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
-         float* __restrict__ output, int64 images, int64 depth, int64 filters, int64 relu,
-         const float* __restrict__ residual) {
+         float* __restrict__ output, int64 images, int64 depth, int64 filters, int64 activation,
+         int64 numbers, const float* __restrict__ residual) {
     __shared__ float shared[SPLIT_K][WARPS][SUMS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, part = threadIdx.x / 32 / WARPS;
     const int filter_tiles = (filters + FILTERS * WARPS - 1) / (FILTERS * WARPS);
@@ -86,7 +86,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int64 to = (int64)image * filters + filter;
         if (bias) value += bias[filter];
         if (residual) value += residual[to];
-        if (relu && value < 0.0f) value = 0.0f;  // a NaN stays
-        output[to] = value;
+        output[to] = activated(value, {activation, numbers});
     }
 }

@@ -110,7 +110,12 @@ class Gemv(Algorithm[GemvConfig, Costs]):
         vector = VECTOR if has_aligned_rows(problem, options.aligned) else 1
         macros = _macros(config.filters, config.images, config.warps, config.split_k, vector)
         operands, sizes = (INPUT, WEIGHT, BIAS, OUTPUT), (problem.n, depth_of(problem), problem.m)
-        arguments: tuple[Address | int, ...] = (*operands, *sizes, int(options.relu), options.residual_argument)
+        arguments: tuple[Address | int, ...] = (
+            *operands,
+            *sizes,
+            *options.activation_arguments,
+            options.residual_argument,
+        )
         return (Launch(self.source, macros, self.name, config.blocks, config.threads, arguments, overlap=True),)
 
     def static_shared_bytes(self, macros: Macros) -> int:

@@ -2,14 +2,15 @@
 // neighbouring pixels. It takes PASS_FILTERS filters at a time, through two buffers: one is filled while the other is
 // read, with one barrier for each pass.
 //
-//   registers: bias, ReLU --> buffer 0 | buffer 1 --> output       consumers with pixels of their own
-//   registers --> buffers of all consumers --> sum, bias, ReLU --> output       split-K across the warpgroups
+//   registers: bias, activation --> buffer 0 | buffer 1 --> output       consumers with pixels of their own
+//   registers --> buffers of all consumers --> sum, bias, activation --> output       split-K across the warpgroups
 //
-// A residual is added on the way from the buffers to the output, and ReLU then follows it.
+// A residual is added on the way from the buffers to the output, and the activation then follows it.
 //
 // The writers are the consumers that share the tile's pixels: one, or all of them.
 #pragma once
 
+#include "common/activation.cuh"
 #include "pointwise/tiles.cuh"
 
 constexpr int PASS_FILTERS = EPILOGUE_FILTERS / 2, PASSES = (BF + PASS_FILTERS - 1) / PASS_FILTERS;
@@ -41,7 +42,7 @@ struct Epilogue {
     const Block& block;
     const float *weight, *bias;
     float* output;
-    const bool relu;
+    const Activation activation;
     float* const buffers;  // of all consumers
     const int consumer;
     WITH_RESIDUAL(const float* const residual;)
@@ -117,11 +118,16 @@ struct Epilogue {
 #endif
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
-                if (!columns.is_in_pass(i, filters)) continue;
                 const int at = filter + i * AT_ONCE;
-                if (WARPGROUP_SPLIT_K) bad |= finish(v[i], columns.filter + at);
-                WITH_RESIDUAL(add_residual(v[i], more[i]);)
-                v[i].store(columns.to + at * (int64)block.s.out_pixels, ALL || at < columns.left);
+                if (columns.is_in_pass(i, filters))
+                    bad |= complete(v[i], WITH_RESIDUAL(more[i], ) columns.filter + at, true);
+            }
+            activate_completed(v);
+#pragma unroll
+            for (int i = 0; i < MOST; ++i) {
+                const int at = filter + i * AT_ONCE;
+                if (columns.is_in_pass(i, filters))
+                    v[i].store(columns.to + at * (int64)block.s.out_pixels, ALL || at < columns.left);
             }
         }
         return bad;
@@ -187,8 +193,14 @@ struct Epilogue {
             for (int i = 0; i < MOST; ++i) {
                 const int at = filter + i * AT_ONCE;
                 if (i * AT_ONCE + AT_ONCE <= filters || i * AT_ONCE + lane < filters)
-                    bad |= finish_and_store(v[i], WITH_RESIDUAL(more[i], ) to + at * (int64)block.s.out_pixels,
-                                            filter_0 + at + lane, at < left);
+                    bad |= complete(v[i], WITH_RESIDUAL(more[i], ) filter_0 + at + lane, at < left);
+            }
+            activate_completed(v);
+#pragma unroll
+            for (int i = 0; i < MOST; ++i) {
+                const int at = filter + i * AT_ONCE;
+                if (i * AT_ONCE + AT_ONCE <= filters || i * AT_ONCE + lane < filters)
+                    v[i].store(to + at * (int64)block.s.out_pixels, at < left);
             }
             if (ends)
                 bad |= write_ends(buffer, place, filter_0 + filter, min(filters, block.s.filters - filter_0 - filter));
@@ -205,12 +217,12 @@ struct Epilogue {
         for (int at = writer() / 8; at < filters; at += WRITERS / 8) {
             const Row row(*this, place, filter_0 + at);
             const int end = writer() % 8, element = end < 4 ? row.begin + end : row.vectors_end() + end - 4;
-            if (element < (end < 4 ? row.vectors_begin() : row.end))
-                bad |= finish_and_store(
-                    add_sharers<1>(buffer + at * PITCH + element),
-                    WITH_RESIDUAL(residual_at<1>(output + (offset_of(place, filter_0 + at) + element - row.offset),
-                                                 true), )
-                    output + (offset_of(place, filter_0 + at) + element - row.offset), filter_0 + at, true);
+            if (element >= (end < 4 ? row.vectors_begin() : row.end)) continue;
+            float* const to = output + (offset_of(place, filter_0 + at) + element - row.offset);
+            Outputs<1> v[] = {add_sharers<1>(buffer + at * PITCH + element)};
+            bad |= complete(v[0], WITH_RESIDUAL(residual_at<1>(to, true), ) filter_0 + at, true);
+            activate_completed(v);
+            v[0].store(to, true);
         }
         return bad;
     }
@@ -245,8 +257,13 @@ struct Epilogue {
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
                 const int at = i * WRITERS * WRITE_FLOATS, element = at + place.pixel;
-                bad |= finish_and_store(v[i], WITH_RESIDUAL(more[i], ) to + (filter * PITCH + at), filter_0 + filter,
-                                        element < end, element);
+                bad |= complete(v[i], WITH_RESIDUAL(more[i], ) filter_0 + filter, element < end, element);
+            }
+            activate_completed(v);
+#pragma unroll
+            for (int i = 0; i < MOST; ++i) {
+                const int at = i * WRITERS * WRITE_FLOATS;
+                v[i].store(to + (filter * PITCH + at), at + place.pixel < end);
             }
         }
         return bad;
@@ -275,7 +292,7 @@ struct Epilogue {
     __device__ __forceinline__ float bias_of(int filter) const {
         return filter < block.s.filters ? __ldg(bias + filter) : 0.0f;
     }
-    // Bias and ReLU of the sums in registers. Where one is not finite (`bad`), those that are not become NaNs.
+    // Bias and activation of the sums in registers. Where one is not finite (`bad`), those that are not become NaNs.
     __device__ __forceinline__ void finish(float (&sum)[SUMS], int filter_0, bool bad) const {
         if (bad)
 #pragma unroll
@@ -288,11 +305,9 @@ struct Epilogue {
                     const float b = bias_of(filter);
                     sum[i] += b, sum[i + 2] += b;
                 }
-        if (!RESIDUAL && relu)
-#pragma unroll
-            for (int i = 0; i < SUMS; ++i) sum[i] = sum[i] < 0.0f ? 0.0f : sum[i];
+        if (!RESIDUAL) activate(sum, activation);
     }
-    // The same for outputs on the way out, with split-K across the warpgroups. Returns whether one is not finite.
+    // The bias of outputs on the way out, with split-K across the warpgroups. Returns whether one is not finite.
     // place: floats from the filter's first output, in whole images, where the outputs may be of following filters.
     template <int FLOATS>
     __device__ __forceinline__ bool finish(Outputs<FLOATS>& v, int filter, int place = 0) const {
@@ -307,9 +322,6 @@ struct Epilogue {
 #pragma unroll
             for (int i = 0; i < FLOATS; ++i) v.values[i] += PLANE ? bias_of(filter + (place + i) / PITCH) : b;
         }
-        if (!RESIDUAL && relu)
-#pragma unroll
-            for (int i = 0; i < FLOATS; ++i) v.values[i] = v.values[i] < 0.0f ? 0.0f : v.values[i];
         return zeros != 0.0f;
     }
 #if RESIDUAL
@@ -320,23 +332,24 @@ struct Epilogue {
         if (exists) more = *reinterpret_cast<const Outputs<FLOATS>*>(residual + (to - output));
         return more;
     }
-    // Adds the residual and applies ReLU, which finish() has left out.
-    template <int FLOATS>
-    __device__ __forceinline__ void add_residual(Outputs<FLOATS>& v, const Outputs<FLOATS>& more) const {
-#pragma unroll
-        for (int i = 0; i < FLOATS; ++i) {
-            v.values[i] += more.values[i];
-            if (relu && v.values[i] < 0.0f) v.values[i] = 0.0f;
-        }
-    }
 #endif
+    // Adds what the sums in registers have not had yet: the bias and the residual. Returns whether an output that
+    // exists is not finite.
     template <int FLOATS>
-    __device__ __forceinline__ bool finish_and_store(Outputs<FLOATS> v, WITH_RESIDUAL(const Outputs<FLOATS>& more, )
-                                                     float* to, int filter, bool exists, int place = 0) const {
+    __device__ __forceinline__ bool complete(Outputs<FLOATS>& v, WITH_RESIDUAL(const Outputs<FLOATS>& more, )
+                                             int filter, bool exists, int place = 0) const {
         const bool bad = WARPGROUP_SPLIT_K && finish(v, filter, place);
-        WITH_RESIDUAL(add_residual(v, more);)
-        v.store(to, exists);
+#if RESIDUAL
+#pragma unroll
+        for (int i = 0; i < FLOATS; ++i) v.values[i] += more.values[i];
+#endif
         return bad && exists;
+    }
+    // The activation of a thread's outputs in a pass, where it has to follow the residual or the split-K.
+    template <int FLOATS, int COUNT>
+    __device__ __forceinline__ void activate_completed(Outputs<FLOATS> (&v)[COUNT]) const {
+        if (RESIDUAL || WARPGROUP_SPLIT_K)
+            activate(reinterpret_cast<float(&)[COUNT * FLOATS]>(v), activation);
     }
 
     // Where the thread's sums go in a buffer: of every eight filters it has two, in two pixels.
@@ -409,7 +422,7 @@ struct Epilogue {
                 plain_sum(block.input, weight, s, 1, 1, place.image, filter, pixel / s.width, pixel % s.width);
             if (bias) value += bias[filter];
             WITH_RESIDUAL(value += residual[written - output];)
-            *written = relu && value < 0.0f ? 0.0f : value;
+            *written = activated(value, activation);
         }
     }
 };

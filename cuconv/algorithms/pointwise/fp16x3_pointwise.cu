@@ -38,7 +38,7 @@
 // EVICT_FIRST        1 where a share of the input has an evict-first policy (common/eviction.cuh)
 // PRODUCTS           3, or 1 for the accuracy of TF32 (common/fp16.cuh)
 // SHARED_BYTES       dynamic shared memory that the host asks for
-// RESIDUAL           1 where there is a tensor to add before ReLU (common/geometry.cuh)
+// RESIDUAL           1 where there is a tensor to add before the activation (common/geometry.cuh)
 // PREPARED           1 where the weights have been packed by an earlier launch (common/geometry.cuh)
 //
 // Every argument is eight bytes, a pointer or a long long.
@@ -53,7 +53,7 @@ static_assert(CONSUMERS * PRODUCER_THREADS <= WARPGROUP);
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp16x3_pointwise(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                      float* __restrict__ output, void* __restrict__ workspace, int64 images, int64 channels, int64 height,
-                     int64 width, int64 filters, int64 relu, int64 output_planes, int64 evict_first
+                     int64 width, int64 filters, int64 activation, int64 numbers, int64 output_planes, int64 evict_first
                      RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
     if (!PACKS_WEIGHTS) launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // pixel stages, weight stages, buffers of the epilogue
@@ -107,7 +107,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
         take_registers<CONSUMER_REGISTERS>();
         if (!PACKS_WEIGHTS) wait_for_weights();  // before anything is written
-        const Epilogue epilogue = {block, weight, bias, output, relu != 0, buffers, role WITH_RESIDUAL(, residual)};
+        const Epilogue epilogue = {block,   weight, bias, output, {activation, numbers},
+                                   buffers, role WITH_RESIDUAL(, residual)};
         Consumer(block, role, thread).run(epilogue, memory);
     }
 }

@@ -133,7 +133,7 @@ class Fp16x3Pointwise(ManyConfigurations[Fp16x3PointwiseConfig, Costs], ListedVa
         arguments: tuple[Address | int, ...] = (
             *operands,
             *sizes,
-            int(options.relu),
+            *options.activation_arguments,
             options.output_planes(p),
             eviction.evict_first(p),
             *options.arguments,

@@ -27,8 +27,8 @@ __device__ __forceinline__ void decompose(float x, float& big, float& small) {
 // operands may have lost bits at the end of the exponent range.
 constexpr float LEAST_RIGHT = PRODUCTS == 3 ? 0x1p-100f : 0.0f, MOST_RIGHT = 0x1.fffffep127f;
 
-// Whether a sum of products, before bias, residual and ReLU, is an output's. A sum that is not right is replaced by a
-// plain FP32 sum. Inf and NaN have no parts, so a sum that is not finite is not right.
+// Whether a sum of products, before bias, residual and activation, is an output's. A sum that is not right is replaced
+// by a plain FP32 sum. Inf and NaN have no parts, so a sum that is not finite is not right.
 __device__ __forceinline__ bool is_right(float sum) {
     const float most = fabsf(sum);
     return most <= MOST_RIGHT && (PRODUCTS == 1 || most >= LEAST_RIGHT || most == 0.0f);
@@ -54,6 +54,6 @@ struct Judge {
 // below 2^-137 have parts of 0, so it may stand for a small number. Where it is right the plain sum is 0 as well.
 __device__ __forceinline__ bool is_replaced(float sum) { return !is_right(sum) || PRODUCTS == 3 && sum == 0.0f; }
 
-// A sum, or NaN where it is replaced. The mark outlasts bias, residual and ReLU on the way to the output, where the
-// plain sum takes its place.
+// A sum, or NaN where it is replaced. The mark outlasts bias, residual and every activation on the way to the output,
+// where the plain sum takes its place.
 __device__ __forceinline__ float mark_wrong(float sum) { return is_replaced(sum) ? __int_as_float(0x7fffffff) : sum; }

@@ -1,6 +1,7 @@
 // Sums and output of tf32x3_shallow: which sums are right, and how a warp writes its pixels.
 #pragma once
 
+#include "common/activation.cuh"
 #include "tf32x3/shallow_columns.cuh"
 
 // Predicated stores. Left to itself the compiler branches around each store and the computation of its address.
@@ -67,24 +68,20 @@ __device__ __forceinline__ bool judge(float (&sum)[2][TILES][4]) {
 struct Output {
     const float *input, *weight, *bias;
     float* output;
-    bool relu;
-
-    // A sum with bias and ReLU.
-    __device__ __forceinline__ float finish(float value, int filter, const Problem& p) const {
-        if (bias && filter < p.filters) value += bias[filter];
-        return relu && value < 0.0f ? 0.0f : value;  // a NaN stays
-    }
+    Activation activation;
 
     // Writes FILTERS filters from `filter_0` on.
     __device__ __forceinline__ void write(float (&sum)[2][TILES][4], int64 place, int filter_0,
                                           const Problem& p) const {
         const int lane = threadIdx.x % 4;
-        if (bias || relu)  // one branch for all sums
+        if (bias)
 #pragma unroll
             for (int i = 0; i < 8 * TILES; ++i) {
-                float& value = sum[i % 2][i / 8][i / 2 % 4];
-                value = finish(value, filter_0 + i / 8 * 8 + lane * 2 + i / 2 % 2, p);
+                const int filter = filter_0 + i / 8 * 8 + lane * 2 + i / 2 % 2;
+                if (filter < p.filters) sum[i % 2][i / 8][i / 2 % 4] += bias[filter];
             }
+        activate(sum[0], activation);
+        activate(sum[1], activation);
         const unsigned plane = p.out_pixels * 4u;  // bytes
         char* const first = reinterpret_cast<char*>(output + place) + filter_0 * (uint64)plane;
         char* const mine = first + lane * 2 * (uint64)plane;
@@ -126,8 +123,10 @@ struct Output {
             float* const to = output + (((int64)image * p.output_planes + filter) * p.out_pixels + pixel);
             const bool marked = index < pixels && isnan(*to);
             if (!__any_sync(~0u, marked)) continue;
-            const float sum = plain_sum_where(marked, input, weight, p, KERNEL_H, KERNEL_W, image, filter, y, x);
-            if (marked) *to = finish(sum, filter, p);
+            float value = plain_sum_where(marked, input, weight, p, KERNEL_H, KERNEL_W, image, filter, y, x);
+            if (!marked) continue;
+            if (bias) value += bias[filter];
+            *to = activated(value, activation);
         }
     }
 };

@@ -8,6 +8,7 @@
 // It uses the kernel's macros FILTERS and SPLIT_K, and those of columns.cuh.
 #pragma once
 
+#include "common/activation.cuh"
 #include "tf32x3/columns.cuh"
 
 constexpr int PIECES = FILTERS / 8;  // of a thread
@@ -24,12 +25,12 @@ __device__ __forceinline__ int share_of(int rank) {
 struct Output {
     const float *input, *weight, *bias;
     float* output;
-    bool relu;
+    Activation activation;
     WITH_RESIDUAL(const float* residual;)
 
-    // Replaces an output of each lane that is marked, a NaN, by the plain FP32 sum with bias, residual and ReLU. The
-    // lanes of a warp call it together, where at least one of them has marked a sum (parts.cuh), for outputs that they
-    // have written themselves.
+    // Replaces an output of each lane that is marked, a NaN, by the plain FP32 sum with bias, residual and activation.
+    // The lanes of a warp call it together, where at least one of them has marked a sum (parts.cuh), for outputs that
+    // they have written themselves. A NaN that the activation made comes again.
     __device__ __forceinline__ void replace_marked(const Problem& p, int64 pixel, int filter) const {
         float* const to = output + (pixel + (int64)filter * p.out_pixels);
         const bool marked = pixel >= 0 && filter < p.filters && isnan(*to);
@@ -41,7 +42,7 @@ struct Output {
         if (!marked) return;
         if (bias) value += bias[filter];
         WITH_RESIDUAL(value += residual[to - output];)
-        *to = relu && value < 0.0f ? 0.0f : value;  // a NaN stays
+        *to = activated(value, activation);
     }
 
     // Adds the bias to COUNT pieces, STEP filters apart. The first piece has filters from `filter` on, of which `left`
@@ -81,14 +82,6 @@ struct Output {
         for (int i = 0; i < COUNT * 4; ++i) pieces[i / 4][i % 4] += more[i / 4][i % 4];
     }
 #endif
-
-    template <int COUNT>
-    __device__ __forceinline__ void apply_relu(float (&pieces)[COUNT][4]) const {
-        if (relu)
-#pragma unroll
-            for (int i = 0; i < COUNT * 4; ++i)
-                if (pieces[i / 4][i % 4] < 0.0f) pieces[i / 4][i % 4] = 0.0f;
-    }
 
     // Stores COUNT pieces, STEP filters apart, each of WIDTH filters and PIXELS pixels. `to` are the addresses of the
     // first piece's pixels, of which `left` filters exist. The addresses are incremented: left to itself the compiler
@@ -196,7 +189,7 @@ __device__ __forceinline__ bool judge(float (&pieces)[COUNT][4]) {
 #pragma unroll
     for (int i = 0; i < COUNT * WIDTH; ++i) judge.add(pieces[i / WIDTH][i % WIDTH], i % 2);
     int right = __all_sync(~0u, judge.all_right());
-    asm volatile("" : "+r"(right));  // evaluated here, before bias and ReLU change the pieces
+    asm volatile("" : "+r"(right));  // evaluated here, before bias and activation change the pieces
     if (!right)
 #pragma unroll
         for (int i = 0; i < COUNT * WIDTH; ++i)
@@ -216,7 +209,7 @@ __device__ __forceinline__ void write_accumulators(float (&kept)[KEPT<GROUPS>][4
     const bool right = judge(kept);
     out.add_bias<KEPT<GROUPS>, GROUPS * 8>(kept, filter, left);
     WITH_RESIDUAL(out.add_residual<2, 2, KEPT<GROUPS>, GROUPS * 8>(kept, {to + pixel_a, to + pixel_b}, left_of, p);)
-    out.apply_relu(kept);
+    activate(kept, out.activation);
     out.store<2, 2, KEPT<GROUPS>, GROUPS * 8>(kept, {to + pixel_a, to + pixel_b}, left_of, p);
     if (!right)
 #pragma unroll 1
@@ -299,7 +292,7 @@ struct Inbox {
         out.add_bias<ITERATIONS, STEP_FILTERS>(sum, filter, left);
         WITH_RESIDUAL((out.add_residual<WIDTH == 1 ? 1 : 2, WIDTH == 4 ? 2 : 1, ITERATIONS, STEP_FILTERS>(
                            sum, to, left_of, p));)
-        out.apply_relu(sum);
+        activate(sum, out.activation);
         out.store<WIDTH == 1 ? 1 : 2, WIDTH == 4 ? 2 : 1, ITERATIONS, STEP_FILTERS>(sum, to, left_of, p);
         if (!right)
 #pragma unroll 1

@@ -27,6 +27,7 @@
 // Stride, dilation and groups are arguments, so one variant computes layers of every geometry. Every argument has eight
 // bytes: a pointer or a long long.
 
+#include "common/activation.cuh"
 #include "common/hopper.cuh"
 #include "tf32x3/mma.cuh"
 
@@ -195,14 +196,14 @@ __device__ __forceinline__ float load_from_block(const float* p, int rank) {
 
 // channels, filters: those of a group. Pointers stay as they come, in constant memory, which takes no registers.
 // vector:   1 where rows of weights are 16-byte aligned
-// residual: a tensor like the output that is added before ReLU, or null
+// residual: a tensor like the output that is added before the activation, or null
 // The bound keeps a thread within 128 registers: 512 threads then fit an SM.
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 512 / THREADS)
     tf32x3_gemm(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                 float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                 int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w,
-                int64 relu, int64 output_planes, int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w,
-                int64 groups, int64 vector, const float* __restrict__ residual) {
+                int64 activation, int64 numbers, int64 output_planes, int64 stride_h, int64 stride_w,
+                int64 dilation_h, int64 dilation_w, int64 groups, int64 vector, const float* __restrict__ residual) {
     extern __shared__ __align__(16) float shared[];  // [STAGES][STAGE_FLOATS] and the tap table; after them, the sums
     const ArgumentGeometry g = {(int)stride_h, (int)stride_w, (int)dilation_h, (int)dilation_w, (int)groups};
     const Problem p = {(int)channels, (int)height, (int)width, (int)filters, (int)kernel_h, (int)kernel_w, (int)pad_h,
@@ -343,8 +344,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 512 / THREADS
         const int64 at = ((int64)image * p.output_planes + layer_filter) * p.out_pixels + pixel;
         if (bias) value += bias[layer_filter];
         if (residual) value += residual[at];
-        if (relu && value < 0.0f) value = 0.0f;  // a NaN stays
-        output[at] = value;
+        output[at] = activated(value, {activation, numbers});
     }
     tile_barrier();  // no block ends while another reads its sums
 }

@@ -203,7 +203,7 @@ class Tf32x3Gemm(ManyConfigurations[Config, Costs]):
         macros = _macros(config.tile, config.split_k, config.pointwise, _tap_bytes(p), config.products)
         sizes = (p.n, p.group_channels, p.h, p.w, p.group_filters, p.kh, p.kw, p.pad_h, p.pad_w, p.out_h, p.out_w)
         arguments: tuple[Address | int, ...] = (
-            *(INPUT, WEIGHT, BIAS, OUTPUT, *sizes, int(options.relu), options.output_planes(p)),
+            *(INPUT, WEIGHT, BIAS, OUTPUT, *sizes, *options.activation_arguments, options.output_planes(p)),
             *(*geometry_arguments(p), int(has_aligned_rows(p, options.aligned)), options.residual_argument),
         )
         return (Launch(self.source, macros, self.name, config.blocks, config.threads, arguments, config.shared_bytes),)

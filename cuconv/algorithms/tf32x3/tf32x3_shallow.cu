@@ -38,8 +38,8 @@
 extern "C" __global__ void __launch_bounds__(THREADS, SM_REGISTERS / (REGISTERS * THREADS))
     tf32x3_shallow(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                    float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
-                   int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 relu,
-                   int64 output_planes, int64 filter_blocks, int64 block_filters) {
+                   int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w,
+                   int64 activation, int64 numbers, int64 output_planes, int64 filter_blocks, int64 block_filters) {
     extern __shared__ Fragment fragments[];
     const Problem p = {(int)channels, (int)height, (int)width, (int)filters,
                        (int)pad_h,    (int)pad_w,  (int)out_w, (int)(out_h * out_w), (int)output_planes};
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SM_REGISTERS / (REGISTERS 
     const bool unusual = __syncthreads_or(decompose_weights(fragments, weight, block_filters / 8, filter_0, p));
 
     // Main loop: the next tile is loaded while this one is multiplied.
-    const Output out = {input, weight, bias, output, relu != 0};
+    const Output out = {input, weight, bias, output, {activation, numbers}};
     bool each = unusual;  // whether sums are judged one by one
     while (tile < tiles) {
         const Columns columns(values);

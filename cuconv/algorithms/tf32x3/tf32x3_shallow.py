@@ -156,7 +156,7 @@ class Tf32x3Shallow(ListedVariants[Tf32x3ShallowConfig, Costs]):
         """The launch of the one kernel; where it overlaps with the kernel ahead it waits for that itself."""
         ((_, macros), *_) = self.forms(problem, config, options)
         arguments = (
-            *arguments_of(problem, options.relu),
+            *arguments_of(problem, options.activation),
             options.output_planes(problem),
             _filter_blocks(problem, config),
             config.block_filters,

@@ -77,9 +77,9 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     tf32x3_wgmma(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                  float* __restrict__ output, int64 images, int64 channels, int64 height, int64 width, int64 filters,
                  int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w,
-                 int64 relu, int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w, int64 groups,
-                 int64 input_image, int64 output_image, int64 input_group, int64 weight_group, int64 by_group_tiles,
-                 int64 by_filter_tiles, int64 by_out_pixels, int64 by_out_w, int64 evict_first RESIDUAL_ARGUMENT) {
+                 int64 activation, int64 numbers, int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w,
+                 int64 groups, int64 input_image, int64 output_image, int64 input_group, int64 weight_group,
+                 int64 by_group_tiles, int64 by_filter_tiles, int64 by_out_pixels, int64 by_out_w, int64 evict_first RESIDUAL_ARGUMENT) {
     // [WARPGROUP_SPLIT_K][2 stages][PARTS][TILE_FLOATS], later the sums of the warpgroups; then the inbox, and the taps
     extern __shared__ __align__(1024) float shared[];
 #if GENERAL
@@ -257,7 +257,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     bias = bias ? bias + first_filter : bias;
     WITH_RESIDUAL(residual += first_output;)
 #endif
-    const Output out = {input, weight, bias, output, relu != 0 WITH_RESIDUAL(, residual)};
+    const Output out = {input, weight, bias, output, {activation, numbers} WITH_RESIDUAL(, residual)};
     float kept[KEPT<WARPGROUP_SPLIT_K>][4];
     add_warpgroups<WARPGROUP_SPLIT_K, GROUP_THREADS>(kept, sum, shared, group_k);
 #if SPLIT_K == 1

@@ -113,7 +113,7 @@ class Tf32x3Wgmma(ManyConfigurations[Config, Costs], ListedVariants[Config, Cost
         filter_tiles = ceil_div(p.group_filters, config.tile.filters)
         group_tiles = filter_tiles * ceil_div(p.n * p.out_pixels, config.tile.pixels)
         arguments = (
-            *arguments_of(p, options.relu), *geometry_arguments(p), *images, *groups,
+            *arguments_of(p, options.activation), *geometry_arguments(p), *images, *groups,
             *map(packed_divisor, (group_tiles, filter_tiles, p.out_pixels, p.out_w)), _evict_first(p),
             *options.arguments,
         )  # fmt: skip

@@ -4,22 +4,20 @@
 // filter rows of one position, which it keeps in shared memory. Each thread has DOTS output pixels and forms their dot
 // products with the rows along the channels. Neighbouring threads have neighbouring pixels of a row, so that reads of
 // the NCHW input are coalesced. Stage two, sum_planes, adds the kh*kw temporary planes of each output plane. The last
-// stage, which is stage one for a 1x1 filter, also adds the bias, unless its pointer is null, and applies ReLU.
+// stage, which is stage one for a 1x1 filter, also adds the bias, unless its pointer is null, and computes the
+// activation.
 //
 // ROWS   filter rows of a block: consecutive filters at one position
 // DOTS   output pixels of a thread
 // LOADS  input elements that a thread requests before it uses the first. They hide the latency of memory, which few
 //        resident threads cannot do at batch 1.
 //
-// Every argument has eight bytes, a pointer or a long long; relu is 0 or 1.
+// Every argument has eight bytes: a pointer or a long long.
 
-#include "common/convolution.cuh"
+#include "common/activation.cuh"
 
 constexpr int GROUP = LOADS / DOTS;  // channels whose elements are in flight together
 constexpr int QUAD = 4;              // channels whose weights are read together, as vectors
-
-// The output after ReLU. A NaN is not negative and stays.
-__device__ __forceinline__ float finished(float sum, bool relu) { return relu && sum < 0.0f ? 0.0f : sum; }
 
 // Adds one group of channels to the dot products. `rows` points to the group's weights, [GROUP][ROWS]. Unless `whole`,
 // only the first `count` channels of the group exist.
@@ -59,7 +57,7 @@ extern "C" __global__ void scalar_prods(const float* __restrict__ input, const f
                                         float* __restrict__ planes, int64 images, int64 channels, int64 height,
                                         int64 width, int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h,
                                         int64 pad_w, int64 out_h, int64 out_w, int64 channels_per_pass,
-                                        const float* __restrict__ bias, int64 relu) {
+                                        const float* __restrict__ bias, int64 activation, int64 numbers) {
     extern __shared__ __align__(16) float rows[];  // [channels_per_pass][ROWS], a whole number of groups
 
     const int filter_groups = (filters + ROWS - 1) / ROWS;
@@ -112,9 +110,13 @@ extern "C" __global__ void scalar_prods(const float* __restrict__ input, const f
     for (int r = 0; r < ROWS; ++r) {
         if (filter + r >= filters) break;
         const float shift = bias ? bias[filter + r] : 0.0f;
+        float outputs[DOTS];
+#pragma unroll
+        for (int d = 0; d < DOTS; ++d) outputs[d] = sum[d][r] + shift;
+        activate(outputs, {activation, numbers});
 #pragma unroll
         for (int d = 0; d < DOTS; ++d)
-            if (stored[d]) planes[target[d] + (int64)(filter + r) * out_pixels] = finished(sum[d][r] + shift, relu);
+            if (stored[d]) planes[target[d] + (int64)(filter + r) * out_pixels] = outputs[d];
     }
 }
 
@@ -122,12 +124,12 @@ extern "C" __global__ void scalar_prods(const float* __restrict__ input, const f
 // thread computes one element.
 extern "C" __global__ void sum_planes(const float* __restrict__ planes, float* __restrict__ output, int64 size,
                                       int64 positions, int64 filters, int64 out_pixels, const float* __restrict__ bias,
-                                      int64 relu) {
+                                      int64 activation, int64 numbers) {
     const int64 i = (int64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= size) return;
     const float shift = bias ? bias[i / out_pixels % filters] : 0.0f;  // requested first: arrives with the planes
     float sum = 0.0f;
 #pragma unroll 9
     for (int p = 0; p < (int)positions; ++p) sum += planes[p * size + i];
-    output[i] = finished(sum + shift, relu);
+    output[i] = activated(sum + shift, {activation, numbers});
 }

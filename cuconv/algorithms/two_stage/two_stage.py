@@ -129,11 +129,11 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
     def kernels(self, problem: ConvProblem, config: TwoStageConfig, options: CallOptions) -> tuple[Launch, ...]:
         """Both stages for each pass over batch and filters; a 1x1 filter needs stage one only (section 3).
 
-        The last stage adds the bias and applies ReLU.
+        The last stage adds the bias and computes the activation.
         """
         p, out_pixels = problem, problem.out_pixels
         macros = _macros(config.rows, config.dots)
-        nothing = (0, 0)
+        nothing = (0, *CallOptions().activation_arguments)
         geometry = (p.kh, p.kw, p.pad_h, p.pad_w, p.out_h, p.out_w, config.channels_per_pass)
         parts = product(range(0, p.n, config.images_per_pass), range(0, p.m, config.filters_per_pass))
         found = []
@@ -143,7 +143,7 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
             source = INPUT + FLOAT_BYTES * first * p.c * p.h * p.w
             weight = WEIGHT + FLOAT_BYTES * filter * p.c * p.filter_area
             target = OUTPUT + FLOAT_BYTES * (first * p.m + filter) * out_pixels
-            epilogue = (BIAS + FLOAT_BYTES * filter, int(options.relu))
+            epilogue = (BIAS + FLOAT_BYTES * filter, *options.activation_arguments)
             planes, finish = (WORKSPACE, nothing) if config.sum_blocks else (target, epilogue)
             blocks = _blocks(p, images, filters, config.rows, config.dots, config.threads)
             arguments = (source, weight, planes, images, p.c, p.h, p.w, filters, *geometry, *finish)

@@ -19,7 +19,7 @@
 //   producers      input -> raw (cp.async) -> transform, scale, decompose -> input stage -> the other blocks' stages
 //   consumers 0    half of the points: chain = wgmma(input stage, weight stage); sums[point] += chain * factor
 //   consumers 1    the other half; a thread of each warpgroup fetches its weights by bulk copies
-//                  at a tile's end: sums -> outputs, both halves added in staging memory -> bias, ReLU -> output
+//                  at a tile's end: sums -> outputs, both halves added in staging memory -> bias, activation -> output
 //
 // Blocks of a cluster have the same cells and adjacent filter tiles. Chunk u of a cluster's share is converted by block
 // u % CLUSTER, which sends it, with the exponent of its scale, to the same stage u % IN_STAGES of the others.
@@ -81,7 +81,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
     fp16x3_winograd(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                     float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
                     int64 width, int64 filters, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w, int64 pitch,
-                    int64 strips, int64 share_units, int64 relu, int64 output_planes PREPARED_ARGUMENTS) {
+                    int64 strips, int64 share_units, int64 activation, int64 numbers,
+                    int64 output_planes PREPARED_ARGUMENTS) {
     launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, raw input
     __shared__ Shared shared;
@@ -124,7 +125,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
         take_registers<CONSUMER_REGISTERS>();
         if (!PREPARED) wait_for_weights();
         const ClusterShare share(g, share_number());
-        const Output out = {g.p, input, weight, bias, output, relu != 0};
+        const Output out = {g.p, input, weight, bias, output, {activation, numbers}};
         const unsigned own_stages = shared_address(weight_stages) + role * WEIGHT_STAGES * WEIGHT_STAGE_BYTES;
         const char* const rows = workspace.rows;
         const int first_row =

@@ -157,7 +157,7 @@ class Fp16x3Winograd(ListedVariants[WinogradConfig, Costs]):
         sizes = (p.n, p.c, p.h, p.w, p.m, p.pad_h, p.pad_w, p.out_h, p.out_w)
         cut = (config.pitch, strips_of(p, config.pitch), share_units)
         arguments: tuple[Address | int, ...] = (INPUT, WEIGHT, BIAS, OUTPUT, WORKSPACE, *sizes, *cut)
-        arguments += (int(options.relu), options.output_planes(p), *options.arguments)
+        arguments += (*options.activation_arguments, options.output_planes(p), *options.arguments)
         blocks, threads = config.blocks, config.threads
         return (
             _packing(config.cluster).launch(problem, self.source, macros, blocks, options.packed),

@@ -123,7 +123,6 @@ __device__ __forceinline__ void write(const Output& out, const Geometry& g, int 
     locate(g, first_cell, shared.outputs[warpgroup], warpgroup, thread_number() % WARPGROUP);
     const int exponent = exponent_of(__reduce_max_sync(~0u, known.scale));
     const bool suspect = __any_sync(~0u, is_suspect(known.scale));
-    const float least = out.least();
     float totals[PASSES];
     unsigned exist = 0;  // bit i: whether the pixel of pass i does
 #pragma unroll
@@ -164,11 +163,15 @@ __device__ __forceinline__ void write(const Output& out, const Geometry& g, int 
         if (limit > 0) exist |= 1u << pass;
         totals[pass] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 8; ++i, to += g.p.out_pixels) {
+        for (int i = 0; i < 8; ++i) {
             const float value = wanted[i * STAGING_ROW] + wanted[OTHER_GROUP + i * STAGING_ROW];
-            if (i < limit) *to = fmaxf(value + bias[i], least);  // write_again computes NaN anew
+            bias[i] += value;
             totals[pass] += fabsf(value);
         }
+        activate(bias, out.activation);
+#pragma unroll
+        for (int i = 0; i < 8; ++i, to += g.p.out_pixels)
+            if (i < limit) *to = bias[i];
         if (suspect && is_in_doubt(wanted, exponent, filters)) totals[pass] = __int_as_float(0x7fc00000);
     }
     const unsigned wrong = exist & wrong_pixels(totals, exponent, g.p.channels * TAPS);

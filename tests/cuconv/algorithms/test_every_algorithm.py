@@ -11,7 +11,7 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common import finish_output
 from cuconv.algorithms.common.divider import packed_divisor
-from cuconv.core.activation import RELU
+from cuconv.core.activation import activation_of
 from cuconv.core.launch import BIAS, FLAGS, INPUT, OUTPUT, PACKED, RESIDUAL, WEIGHT, WORKSPACE
 from cuconv.device import A100, H200, DeviceSpec
 from cuconv.runtime.compiler import INCLUDES
@@ -90,7 +90,11 @@ def parameters(launch):
     source = launch.source.with_name("general.cuh") if is_general else launch.source
     text = source.read_text() + (INCLUDES / "common" / "weight_packing.cuh").read_text()
     (declared,) = re.findall(rf"\b{launch.kernel}\((const float[^{{]*)\) {{", text)
-    for macro, more in (("RESIDUAL", ", residual"), ("PREPARED", ", packed, flags"), ("PIECES", ", kernel_h, kernel_w")):
+    for macro, more in (
+        ("RESIDUAL", ", residual"),
+        ("PREPARED", ", packed, flags"),
+        ("PIECES", ", kernel_h, kernel_w"),
+    ):
         declared = re.sub(rf"\s{macro}_ARGUMENTS?", more * launch.macros.get(macro, 0), declared)
     return [one.split()[-1] for one in declared.split(",")]
 
@@ -103,7 +107,7 @@ def meanings(p, config, launch, options):
     found |= {"memory": WORKSPACE, "workspace": WORKSPACE, "residual": RESIDUAL if options.residual else 0}
     found |= {"images": p.n, "height": p.h, "width": p.w, "kernel_h": p.kh, "kernel_w": p.kw}
     found |= {"channels": p.group_channels, "filters": p.group_filters, "depth": prod(p.input_shape[1:])}
-    found |= {"relu": int(options.relu), "output_planes": p.m}
+    found |= {"output_planes": p.m, "activation": options.activation.kind, "numbers": options.activation.packed_numbers}
     found |= {"input_image": p.c * p.h * p.w, "input_group": p.group_channels * p.h * p.w}
     found |= {"output_image": p.m * p.out_pixels, "weight_group": prod(p.weight_shape) // p.groups}
     if launch.kernel == "pack_weights":  # it clears the flags of blocks that may publish partial sums
@@ -136,11 +140,12 @@ def meanings(p, config, launch, options):
 
 # Parameters whose values other tests check, and those of a layout that the source alone explains.
 UNCHECKED = {"batches", "strips", "share_units", "evict_first", "vector", "aligned", "pitch", "slots"}
+LEAKY = activation_of(("leaky_relu", 0.3))
 LARGE_FILTER = ConvProblem(2, 20, 13, 9, 17, 4, 5, 1, 3)  # numbers that differ, also from those of the output
 ANY_GEOMETRY = ConvProblem(2, 10, 14, 19, 36, 3, 4, 1, 5, "fp32", 2, 3, 4, 5, groups=2)
 
 
-@pytest.mark.parametrize("options", [CallOptions(activation=RELU), CallOptions(residual=True, packed=True)], ids=str)
+@pytest.mark.parametrize("options", [CallOptions(activation=LEAKY), CallOptions(residual=True, packed=True)], ids=str)
 @pytest.mark.parametrize(
     ("name", "problem"),
     [

@@ -7,7 +7,7 @@ import pytest
 from cuconv import ConvProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
-from cuconv.core.activation import NONE, RELU
+from cuconv.core.activation import NONE, RELU, activation_of
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, WORKSPACE
 from cuconv.device import A100, H200
 from tests.cuconv.layers import problems_of
@@ -35,8 +35,8 @@ def test_filters_are_divided_where_the_planes_of_one_image_exceed_a_gibibyte():
     for dots, sums in zip(launches[::2], launches[1::2], strict=True):
         input, weight, planes, images, _, _, _, filters, *_ = dots.arguments
         assert (planes, images) == (WORKSPACE, 1)
-        _, output, size, _, of_sum, _, bias, relu = sums.arguments
-        assert (size * 4, of_sum, relu) == (filters * plane, filters, 1)
+        _, output, size, _, of_sum, _, bias, *activation = sums.arguments
+        assert (size * 4, of_sum, activation) == (filters * plane, filters, [RELU.kind, RELU.packed_numbers])
         addresses.append((input.offset, weight.offset, bias.offset, output.offset, filters))
     assert addresses == [
         (image * 5 * plane, filter * 5 * 9 * 4, filter * 4, (image * 16 + filter) * plane, count)
@@ -45,28 +45,30 @@ def test_filters_are_divided_where_the_planes_of_one_image_exceed_a_gibibyte():
     ]
 
 
-@pytest.mark.parametrize("relu", [False, True])
-def test_passes_add_up_to_the_batch_and_each_finishes_its_own_images(relu):
+@pytest.mark.parametrize("activation", [NONE, RELU, activation_of(("leaky_relu", 0.1))], ids=str)
+def test_passes_add_up_to_the_batch_and_each_finishes_its_own_images(activation):
     """Addresses advance by whole images from pass to pass, except those of the planes and of the bias."""
     problem = ConvProblem(n=21, c=64, h=224, w=224, m=64, kh=3, kw=3, pad_h=1, pad_w=1)
     config = two_stage.configure(problem, H200)
-    launches = two_stage.launches(problem, config, CallOptions(activation=RELU if relu else NONE))
+    launches = two_stage.launches(problem, config, CallOptions(activation=activation))
     assert [one.kernel for one in launches] == ["scalar_prods", "sum_planes"] * 3
     start, image_bytes = 0, 4 * 64 * 224 * 224
     for dots, sums in zip(launches[::2], launches[1::2], strict=True):
         input, _, planes, images, *_ = dots.arguments
-        assert (input, planes, dots.arguments[-2:]) == (INPUT + start * image_bytes, WORKSPACE, (0, 0))
+        assert (input, planes, dots.arguments[-3:]) == (INPUT + start * image_bytes, WORKSPACE, (0, NONE.kind, 0))
         sizes = (images * 64 * 224 * 224, 9, 64, 224 * 224)
-        assert sums.arguments == (WORKSPACE, OUTPUT + start * image_bytes, *sizes, BIAS, relu)
+        finish = (BIAS, activation.kind, activation.packed_numbers)
+        assert sums.arguments == (WORKSPACE, OUTPUT + start * image_bytes, *sizes, *finish)
         assert 9 * images * image_bytes <= config.workspace_bytes <= 2**30
         start += images
     assert start == 21
 
 
-@pytest.mark.parametrize("relu", [False, True])
-def test_the_only_stage_of_a_1x1_filter_finishes(relu):
+@pytest.mark.parametrize("activation", [NONE, RELU, activation_of("silu")], ids=str)
+def test_the_only_stage_of_a_1x1_filter_finishes(activation):
     problem = ConvProblem(2, 64, 14, 14, 64, 1, 1)
     config = two_stage.configure(problem, H200)
-    (launch,) = two_stage.launches(problem, config, CallOptions(activation=RELU if relu else NONE))
+    (launch,) = two_stage.launches(problem, config, CallOptions(activation=activation))
     assert launch.kernel == "scalar_prods" and config.workspace_bytes == 0
-    assert launch.arguments[:4] == (INPUT, WEIGHT, OUTPUT, 2) and launch.arguments[-2:] == (BIAS, relu)
+    assert launch.arguments[:4] == (INPUT, WEIGHT, OUTPUT, 2)
+    assert launch.arguments[-3:] == (BIAS, activation.kind, activation.packed_numbers)
