@@ -47,7 +47,8 @@ TILE_SHAPES = {  # by the columns of a filter
 STAGES = ((4, 2), (3, 3), (3, 2), (2, 3), (2, 2))
 MAX_CLUSTER = 3  # blocks
 MAX_SHARERS = 8  # clusters of a tile; more cost more to add up than they save
-MIN_PITCH, MAX_STRIPS = 4, 8  # cells of a row of a strip, and strips of an image
+MIN_PITCH, MAX_PITCH = 4, 32  # cells of a row of a strip
+CUTS = 7  # numbers of strips that an image may be cut into
 
 
 def points_of(columns: int) -> int:
@@ -115,9 +116,9 @@ def tiles_of(problem: ConvProblem, cluster: int, cells: int, pitch: int) -> int:
 
 @lru_cache(maxsize=1024)
 def even_pitches(row: int) -> tuple[int, ...]:
-    """The pitches that cut a row of a number of cells into up to MAX_STRIPS strips and pad it by an eighth at most."""
-    found = [row]
-    for strips in range(2, MAX_STRIPS + 1):
+    """The pitches that cut a row of a number of cells into strips and pad it by an eighth at most; the row itself."""
+    found, first = [row], max(2, ceil(row / MAX_PITCH))
+    for strips in range(first, first + CUTS):
         pitch = ceil(row / strips)
         if pitch >= min(row, MIN_PITCH) and 8 * (pitch * ceil(row / pitch) - row) <= row:
             found.append(pitch)
