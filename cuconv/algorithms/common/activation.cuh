@@ -53,7 +53,10 @@ struct Factor {
 
 // Keeps what is computed of a value behind the branches ahead: the compiler would move what formulas share ahead of
 // them, where it needs a second register for each value.
-__device__ __forceinline__ void pin(float& value) { asm volatile("" : "+f"(value)); }
+__device__ __forceinline__ float pinned(float value) {
+    asm volatile("" : "+f"(value));
+    return value;
+}
 
 // Computes the activation of each value. IDENTITY and CLAMP, such as ReLU, are behind a branch of their own, so that
 // the other formulas cost them nothing. These are taken for eight values at a time, which bounds the registers.
@@ -68,19 +71,27 @@ __device__ __forceinline__ void activate(float (&values)[COUNT], const Activatio
         return;
     }
     const Factor factor(activation.kind == HARD_GATE || activation.kind == LOGISTIC_GATE);
-    const auto each = [&](int start, const auto& formula) {
-#pragma unroll
-        for (int i = start; i < start + GROUP; ++i)
-            if (i < COUNT) pin(values[i]), values[i] = formula(values[i]);
-    };
 #pragma unroll
     for (int start = 0; start < COUNT; start += GROUP) {
-        if (activation.kind == LEAKY)
-            each(start, [&](float x) { return x < 0.0f ? x * first : x; });
-        else if (activation.kind <= HARD_GATE)
-            each(start, [&](float x) { return factor(x) * (clamped(x + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f)); });
-        else
-            each(start, [&](float x) { return factor(x) * logistic(x, first, second); });
+        if (activation.kind == LEAKY) {
+#pragma unroll
+            for (int i = start; i < min(start + GROUP, COUNT); ++i) {
+                const float x = pinned(values[i]);
+                values[i] = x < 0.0f ? x * first : x;
+            }
+        } else if (activation.kind <= HARD_GATE) {
+#pragma unroll
+            for (int i = start; i < min(start + GROUP, COUNT); ++i) {
+                const float x = pinned(values[i]);
+                values[i] = factor(x) * (clamped(x + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f));
+            }
+        } else {
+#pragma unroll
+            for (int i = start; i < min(start + GROUP, COUNT); ++i) {
+                const float x = pinned(values[i]);
+                values[i] = factor(x) * logistic(x, first, second);
+            }
+        }
     }
 }
 template <int OUTER, int INNER>

@@ -47,6 +47,7 @@ class Costs:
     write: float = constant("10**6 bytes of output")
     planes_start: float = constant("a launch of the second stage")
     planes: float = constant("10**6 bytes of temporary planes, written or read")
+    memory: float = constant("2**20 bytes of operands through device memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
         return [self._by_rule(problem, device)]
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: TwoStageConfig, costs: Costs) -> float:
-        """The device time in microseconds: the sum of all terms, since memory traffic and arithmetic rarely overlap."""
+        """The device time in microseconds: the sum of all terms, which rarely overlap, or the time of the operands."""
         passes = _passes(problem, config.images_per_pass, config.filters_per_pass)
         outputs_bytes = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels
         flop_us = costs.reused if config.rows == REUSE[0][0] else costs.flop
@@ -113,7 +114,7 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
         us += flop_us * problem.flop / 1e6 / device.sm_count + costs.write * outputs_bytes / 1e6
         if config.sum_blocks:
             us += passes * costs.planes_start + costs.planes * 2 * outputs_bytes * problem.filter_area / 1e6
-        return us
+        return max(us, costs.start + costs.memory * problem.min_bytes / 2**20)
 
     def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
         """The time of a first stage, of the arithmetic with the most reuse and of the output, in microseconds."""
