@@ -1,6 +1,7 @@
 """The compiler and its cache: a few variants of every kernel compile, and an edit recompiles what depends on it."""
 
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,6 +10,7 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.core.launch import KernelVariant
 from cuconv.resources import ARCHITECTURES
 from cuconv.runtime import compiler, cubins
+from cuconv.runtime.compiler import INCLUDES
 
 SAMPLES = 6  # kernel variants of an algorithm and architecture that are compiled; tests/kernels compiles all of them
 
@@ -167,3 +169,11 @@ def test_a_kernel_that_does_not_compile_says_where(kernel_file):
     with pytest.raises(compiler.CompileError, match=r"(?s)scale\.cu.*undeclared"):
         compiler.cubin(KernelVariant.of(kernel_file, "sm_90a", {}))
     assert not cached("scale")
+
+
+def test_no_kernel_has_a_generic_lambda():
+    """NVRTC up to CUDA 13.0 refuses them: it takes their calls for functions of the host."""
+    sources = sorted(path for path in INCLUDES.rglob("*") if path.suffix in (".cu", ".cuh"))
+    assert len(sources) > 30
+    for path in sources:
+        assert not re.search(r"\]\s*\([^()]*\bauto\b[^()]*\)", path.read_text()), path.name
