@@ -14,7 +14,7 @@ from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common import finish_output
 from cuconv.core.problem import MAX_SIZE
 from cuconv.device import A100, H200
-from cuconv.select import BATCH_INVARIANT, launches_of, plan, predicted_us
+from cuconv.select import BATCH_INVARIANT, MAX_WORKSPACE_BYTES, launches_of, plan, predicted_us
 from tests.cuconv.layers import problems_of
 
 LAYERS = problems_of("paper", (1,))
@@ -57,8 +57,8 @@ def test_auto_plans_any_shape_and_takes_the_least_predicted_time(device, problem
             except UnsupportedProblem:
                 assert chosen.algorithm != name
             else:
-                superseded = ALGORITHMS[name].superseded_by is not None
-                if kernel_set.holds(device.arch, launches_of(other, problem, options)) and not superseded:
+                weighed = ALGORITHMS[name].superseded_by is None and other.workspace_bytes <= MAX_WORKSPACE_BYTES
+                if weighed and kernel_set.holds(device.arch, launches_of(other, problem, options)):
                     assert cost(chosen) <= cost(other)
 
 
