@@ -154,24 +154,24 @@ __device__ __forceinline__ void write(const Output& out, const Geometry& g, int 
         const int limit = lane % OUTPUTS < at.count() ? filters : 0;
         float* to = out.to + at.first() + (int64)first * g.p.out_pixels + lane % OUTPUTS;
         pair_barrier(warp);
-        float bias[8];  // sixteen bytes at a time
+        float values[8];  // the bias first, sixteen bytes at a time
 #pragma unroll
         for (int i = 0; i < 8; i += 4) {
             const float4 four = *reinterpret_cast<const float4*>(shared.bias + in_tile + i);
-            bias[i] = four.x, bias[i + 1] = four.y, bias[i + 2] = four.z, bias[i + 3] = four.w;
+            values[i] = four.x, values[i + 1] = four.y, values[i + 2] = four.z, values[i + 3] = four.w;
         }
         if (limit > 0) exist |= 1u << pass;
         totals[pass] = 0.0f;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const float value = wanted[i * STAGING_ROW] + wanted[OTHER_GROUP + i * STAGING_ROW];
-            bias[i] += value;
+            values[i] += value;
             totals[pass] += fabsf(value);
         }
-        activate(bias, out.activation);
+        activate(values, out.activation);
 #pragma unroll
         for (int i = 0; i < 8; ++i, to += g.p.out_pixels)
-            if (i < limit) *to = bias[i];
+            if (i < limit) *to = values[i];
         if (suspect && is_in_doubt(wanted, exponent, filters)) totals[pass] = __int_as_float(0x7fc00000);
     }
     const unsigned wrong = exist & wrong_pixels(totals, exponent, g.p.channels * TAPS);
