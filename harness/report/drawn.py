@@ -8,7 +8,7 @@ from __future__ import annotations
 import pandas as pd
 
 from harness.precision import MEASURED, TF32
-from harness.report.choice import choice
+from harness.report.choice import choice, warned
 from harness.report.speedups import labelled, worst_table
 from harness.store.markdown import NONE, Column, markdown, of, tabulate, times
 from harness.sweep.comparisons import (
@@ -45,7 +45,8 @@ def drawn_table(results: Results) -> str:
         if len(ran := compared.dropna(subset="speedup")):
             parts += [f"The smallest speedups in {precision.upper()}:", worst_table(results, ran, WORST)]
         if len(chosen):
-            parts += [f"The largest regrets in {precision.upper()}:", _largest_regrets(chosen)]
+            table = warned(_largest_regrets(chosen), results, precision)
+            parts += [f"The largest regrets in {precision.upper()}:", table]
     return "\n\n".join(parts)
 
 

@@ -1,5 +1,7 @@
 """Speedup and regret on random layers; expected numbers are worked out by hand."""
 
+import json
+
 import pytest
 
 from harness.report.drawn import WORST, drawn_table
@@ -75,3 +77,11 @@ def test_the_tables_have_it_for_the_sweep_of_random_layers_alone(tmp_path):
     folders = [write(tmp_path, ROWS, sweep=sweep).parent for sweep in ("paper", "random")]
     found = ["| cases lost" in report(Results.read(folder)) for folder in folders]
     assert found == [False, True]
+
+
+def test_a_warning_says_where_algorithms_were_measured_by_other_code(tmp_path):
+    rows = [row("auto", 10.0, environment="e1"), row("two_stage", 8.0, environment="e2")]
+    results = measured(tmp_path, rows)
+    reports = {name: {"gpu": "NVIDIA Test", "code": code} for name, code in (("e1", "a"), ("e2", "b"))}
+    (results.folder / "environment.json").write_text(json.dumps({"environments": reports}))
+    assert "other code, versions or machine than those of two_stage" in drawn_table(results)
