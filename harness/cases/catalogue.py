@@ -8,7 +8,7 @@ sentence.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -71,6 +71,12 @@ class Layer:
     kw: int
     pad_w: int
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes in the order of the fields: h, w, c and so on."""
+        return (self.h, self.w, self.c, self.m, self.k, self.pad, self.stride, self.dilation, self.groups, self.kw,
+                self.pad_w)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Case:
@@ -97,9 +103,7 @@ class Case:
     @property
     def key(self) -> tuple[int, ...]:
         """The sizes in the order of the columns CASE_COLUMNS of measurements.csv: batch, h, w and so on."""
-        one = self.layer
-        sizes = (one.h, one.w, one.c, one.m, one.k, one.pad, one.stride, one.dilation, one.groups, one.kw, one.pad_w)
-        return (self.batch, *sizes)
+        return (self.batch, *self.layer.shape)
 
     @property
     def networks_cell(self) -> str:
@@ -170,22 +174,24 @@ def load_sweep(
     if "random" in data:
         return _random_sweep(data, path, batches, (networks, filter_sizes, layers))
     spec: LayersFile | SweepFile
+    own: dict[tuple[int, ...], list[int] | None] = {}  # the batch sizes of a layer, by its shape
     # Beside networks, layers are names to keep; alone, they are the layers themselves.
     if "layers" in data and "networks" not in data:
         spec = validate(LayersFile, data, path)
         chosen = _merge({path.stem: spec.layers})
+        own = {layer.shape: layer.batch_sizes for layer in spec.layers if batches is None}
     else:
         spec = validate(SweepFile, data, path)
         chosen = _keep(_merge(_read_networks(spec, path)), "layer", spec.layers or None, str(path), path)
     sweep = f"sweep {path.stem!r}"
     chosen = _slice(chosen, sweep, config, (networks, filter_sizes, layers))
     sizes = spec if batches is None else validate(Settings, {"batch_sizes": list(batches)}, sweep)
-    if (count := len(chosen) * len(sizes.batch_sizes)) > MOST_CASES:
+    batches_of = [(layer, own.get(layer.shape) or sizes.batch_sizes) for layer in chosen]
+    if (count := sum(len(its) for _, its in batches_of)) > MOST_CASES:
         raise CatalogueError(
-            f"{sweep} has {count} cases, {len(chosen)} layers at {len(sizes.batch_sizes)} batch sizes: must be at most "
-            f"{MOST_CASES}; divide it"
+            f"{sweep} has {count} cases of {len(chosen)} layers: must be at most {MOST_CASES}; divide it"
         )
-    cases = tuple(Case(layer, batch) for layer in chosen for batch in sizes.batch_sizes)
+    cases = tuple(Case(layer, batch) for layer, its in batches_of for batch in its)
     return Sweep(path.stem, cases, spec.runs, spec.workspace_limit_mib * MIB)
 
 
@@ -246,7 +252,7 @@ def _read_networks(spec: SweepFile, path: Path) -> dict[str, list[NetworkLayer]]
     return networks
 
 
-def _merge(networks: dict[str, list[NetworkLayer]]) -> list[Layer]:
+def _merge(networks: Mapping[str, Sequence[NetworkLayer]]) -> list[Layer]:
     """One layer for each distinct shape, in order of first appearance, with all its owners."""
     owners: dict[tuple[int, ...], tuple[list[str], list[str]]] = {}
     for network, layers in networks.items():

@@ -161,18 +161,30 @@ class NetworkFile(Strict):
         return self
 
 
+BatchSizes = Annotated[list[Size], AfterValidator(_distinct)]
+BATCHES = f"a list of different batch sizes, each {COUNTING}"
+
+
 class Settings(Strict):
     """The settings of a sweep: batch sizes, timed runs of each algorithm, the limit of temporary memory in MiB."""
 
-    batch_sizes: Annotated[list[Size], AfterValidator(_distinct)] = Field(
-        default=[1], min_length=1, description=f"a list of different batch sizes, each {COUNTING}"
-    )
+    batch_sizes: BatchSizes = Field(default=[1], min_length=1, description=BATCHES)
     runs: int = Field(default=RUNS, ge=1, le=MOST_RUNS, description=f"a whole number from 1 to {MOST_RUNS}")
     workspace_limit_mib: Size = 1024
 
 
+class SweepLayer(NetworkLayer):
+    """One line of a list of layers that is a sweep: batch_sizes replace those of the file for this layer."""
+
+    batch_sizes: BatchSizes | None = Field(default=None, min_length=1, description=BATCHES)
+
+
 class LayersFile(Settings, NetworkFile):
     """A user's list of layers: a network file that is a sweep too."""
+
+    layers: Annotated[list[SweepLayer], BeforeValidator(_numbered)] = Field(  # type: ignore[assignment]
+        min_length=1, description="a list of one or more layers"
+    )
 
 
 class SweepFile(Settings):
@@ -224,7 +236,7 @@ def _explain(error: ErrorDetails, model: type[BaseModel], data: dict[str, Any]) 
         if not isinstance(entry, dict):
             return f"layer {number} is {shown(entry)}: must be a mapping like {{hw: 7, c: 8, m: 9, k: 3, pad: 1}}"
         place = _place(entry, number)
-        loc, model = loc[2:], NetworkLayer
+        loc, model = loc[2:], SweepLayer if issubclass(model, LayersFile) else NetworkLayer
     if not loc:
         return f"{place}{error['ctx']['error']}"
     if error["type"] in _UNKNOWN_KEY:

@@ -80,7 +80,7 @@ def choice_table(results: Results) -> str:
         columns.append((f"{precision.upper()}, mean", partial(_mean_behind, precision=precision)))
         columns.append((f"{precision.upper()}, worst", partial(_furthest_behind, precision=precision)))
     table = tabulate("batch", by_batch(pd.concat(tables.values())), columns)
-    warnings = {precision.upper(): _warned("", results, precision) for precision in tables}
+    warnings = {precision.upper(): warned("", results, precision) for precision in tables}
     told = [f"In {name}: {warning}" if len(tables) > 1 else warning for name, warning in warnings.items() if warning]
     return "\n\n".join([table, *told])
 
@@ -97,7 +97,7 @@ def _furthest_behind(rows: pd.DataFrame, precision: str) -> str:
     return f"{times(worst.behind)} ({problem_of(worst).label})"
 
 
-def _warned(table: str, results: Results, *precisions: str) -> str:
+def warned(table: str, results: Results, *precisions: str) -> str:
     """A table, and a sentence for each of these precisions in which the library's rows are of several codes.
 
     In TF32 auto may take algorithms of either precision, so rows of both count.
@@ -147,7 +147,7 @@ def losses_table(results: Results) -> str:
     if not body:
         return ""
     header = ["without", "precision", "chosen", "geometric mean", "worst"]
-    return _warned(markdown(header, body, left=(0, 1)), results, *PRECISIONS)
+    return warned(markdown(header, body, left=(0, 1)), results, *PRECISIONS)
 
 
 def _is_possible(results: Results, name: str, precision: str, table: pd.DataFrame) -> bool:
@@ -183,7 +183,7 @@ def algorithm_table(results: Results, name: str) -> str:
         return f"auto takes {name} on none of the {len(columns[FP32])} cases, in {precisions}."
     labels = list(next(iter(facts.values())))
     rows = [[label, *(column[label] for column in facts.values())] for label in labels]
-    return _warned(markdown(["", *(precision.upper() for precision in facts)], rows), results, *facts)
+    return warned(markdown(["", *(precision.upper() for precision in facts)], rows), results, *facts)
 
 
 def _facts(table: pd.DataFrame, name: str) -> dict[str, str]:

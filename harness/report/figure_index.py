@@ -14,6 +14,7 @@ SHOWN = {
     r"map": "The speedup of `auto` over the best cuDNN as numbers: a row for each layer, a column for each batch size.",
     r"rivals": "The fastest cuDNN algorithm of each case as a colour, and the speedup of `auto` over it.",
     r"speedup_(\w+)_(\d+x\d+)": r"The speedup of `\1` over the best cuDNN on \2 filters, at the paper's batch sizes.",
+    r"planes": "The speedup of `auto` over the best cuDNN, and its regret, by plane and filter size.",
     r"networks": "The speedup of cuConv, and of torch's fastest ways, over torch on whole networks.",
 }
 

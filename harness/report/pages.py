@@ -38,6 +38,7 @@ from harness.report.algorithms import errors_table
 from harness.report.api import api_table
 from harness.report.choice import algorithm_table, choice_table, invariance_table, named
 from harness.report.devices import devices_table, reference
+from harness.report.drawn import RANDOM, drawn_table
 from harness.report.figure_index import figures_table
 from harness.report.front import front_table
 from harness.report.half import half_table, in_channels_last
@@ -149,7 +150,7 @@ def _standing(results: Results, plots: str) -> str:
         grid_table(results.of_subject()),
         *against_others(results.of_subject(), results.comparison.provider),
         "The cases of the smallest speedups, HW-N-K-M-C:",
-        worst_table(results),
+        worst_table(results, results.of_subject()),
     ])  # fmt: skip
 
 
@@ -172,6 +173,16 @@ def _sweep(results: Results, plots: str, name: str) -> str:
         *against_others(other.of_subject(), other.comparison.provider),
         *filter(None, [smallest_sentence(other)]),
     ])  # fmt: skip
+
+
+def _random(results: Results, plots: str) -> str:
+    """How fast auto is on layers that a seed draws, and how well it chooses there, where they were measured."""
+    other = results.beside(RANDOM)
+    table = drawn_table(other) if other else ""
+    if other is None or not table:
+        return f"The sweep {RANDOM} was not measured on {results.device}."
+    figure = f"[Figure]({plots}/{other.device}/{RANDOM}/planes.png): every case in FP32, by plane and filter size."
+    return "\n\n".join([table, figure, _measured(other)])
 
 
 def _channels_last(found: Sequence[Results]) -> str:
@@ -207,6 +218,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "standing": _standing,
     "sweep": _sweep,
     "algorithm": lambda results, plots, *which: _algorithm(results, *which),
+    "random": _random,
     "choice": lambda results, plots: choice_table(results),
     "accuracy": lambda results, plots: _accuracy(results),
     "invariance": lambda results, plots: invariance_table(results),

@@ -273,15 +273,18 @@ def _furthest(ran: pd.DataFrame) -> str:
     return f"{case.distance:.1f} ({case.k}x{case.kw} {layer_label(case)})"
 
 
-def worst_table(results: Results) -> str:
-    """The cases of the first subject's smallest speedups, with both times in microseconds."""
+def worst_table(results: Results, rows: pd.DataFrame, most: int = WORST) -> str:
+    """The cases of the smallest speedups, at most so many, with both times in microseconds.
+
+    rows: those of `compare` of the first subject.
+    """
     columns: list[Column] = [
         (f"{results.shown(results.subject)}, us", lambda case: f"{case.mean_us:.2f}"),
         ("best cuDNN, us", lambda case: f"{case.rival_us:.2f}"),
         ("which is", lambda case: registry.shown(case.rival_provider, case.rival_algorithm)),
         ("speedup", lambda case: times(case.speedup)),
     ]
-    return tabulate("HW-N-K-M-C", labelled(results.of_subject().nsmallest(WORST, "speedup")), columns, left=(0, 3))
+    return tabulate("HW-N-K-M-C", labelled(rows.nsmallest(most, "speedup")), columns, left=(0, 3))
 
 
 def smallest_sentence(results: Results) -> str:

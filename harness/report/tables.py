@@ -14,6 +14,7 @@ from harness.experiments.networks.table import networks_table as whole_networks_
 from harness.precision import HALVES, TF32
 from harness.report.algorithms import accuracy_table, algorithms_table
 from harness.report.choice import choice_table, losses_table
+from harness.report.drawn import RANDOM, drawn_table
 from harness.report.half import compare_with_half, half_table, in_channels_last
 from harness.report.memory_bound import memory_bound_table
 from harness.report.options import add_source, add_subject
@@ -38,6 +39,7 @@ def report(results: Results) -> str:
         "Algorithms": algorithms_table(results),
         "auto over the best of cuConv's own algorithms, time": choice_table(results),
         "What auto loses without each algorithm, time": losses_table(results),
+        "Layers that nobody chose": drawn_table(results) if results.sweep == RANDOM else "",
         "Accuracy: relative L2 error against float64": accuracy_table(results),
         "Accuracy where magnitudes are far from ordinary": magnitudes_of(results) if of_ours and compares else "",
     }

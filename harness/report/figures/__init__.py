@@ -4,6 +4,8 @@ plots/DEVICE/SWEEP/overview.png               the speedup of auto on every case
 plots/DEVICE/SWEEP/map.png                    the same as numbers: a line for each layer, a column for each batch size
 plots/DEVICE/SWEEP/rivals.png                 the fastest rival of each case
 plots/DEVICE/paper/speedup_SUBJECT_KxK.png    the paper's three figures, in the paper's range of batch sizes
+plots/DEVICE/random/planes.png                speedup and regret by plane and filter size; it is the only one of a
+                                              sweep whose layers have a batch size each
 
 The figures are of hot times; those of another time are in a folder of its name, plots/DEVICE/SWEEP/cold for example.
 The same data draws the same bytes. `python -m harness report figures` redraws all.
@@ -19,9 +21,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from harness.precision import FP32
+from harness.report.choice import choice
+from harness.report.drawn import RANDOM, speedups
 from harness.report.figures import style
 from harness.report.figures.maps import rivals_figure, speedup_map
 from harness.report.figures.overview import overview_figure
+from harness.report.figures.planes import planes_figure
 from harness.report.figures.speedup import speedup_figure
 from harness.store.times import NOTES
 from harness.sweep.comparisons import FILTER, Results, each, grouped, layer_label
@@ -47,6 +52,10 @@ def figures(results: Results) -> Iterator[tuple[str, Figure]]:
         return
     rivals = results.comparison.rivals_label
     fp32 = _caption(results, results.frame[results.frame.precision == FP32])
+    if results.sweep == RANDOM:
+        compared, subject = speedups(results, FP32), results.shown(results.subject)
+        yield "planes", planes_figure(compared, choice(results, FP32), subject, rivals, fp32)
+        return
     for (subject, k, kw), cases in grouped(results.compared, ["subject", *FILTER]) if results.sweep == PAPER else ():
         shown = cases[cases.batch <= PAPER_LARGEST_BATCH.get(k, cases.batch.max())]
         if len(shown):

@@ -16,7 +16,11 @@ from harness.sweep.comparisons import FILTER, geometric_mean, grouped, summarise
 
 HEIGHT = 4.3  # inches
 LEFT, RIGHT, BELOW, LEGEND = 0.5, 0.06, 0.5, 0.22  # inches around the axes; of the legend, a line
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#8e5ea2", "#7f7f7f", "#b8860b")  # one for each filter size
+COLOURS = (  # one for each filter size
+    "#0072b2", "#d55e00", "#009e73", "#8e5ea2", "#7f7f7f", "#b8860b", "#56b4e9", "#cc79a7", "#882255", "#999933",
+    "#332288", "#44aa99", "#aa4466",
+)  # fmt: skip
+LABELS = 7  # filter sizes in a line of the legend
 DOT, BETWEEN = 0.042, 0.02  # inches: of a dot, and between a strip of dots, its number and the next strip
 LEAST_DOTS = 0.35  # part of its place that a strip of dots takes at least, where it has a number
 GAP = 0.3  # between batch sizes, in places
@@ -34,7 +38,8 @@ def overview_figure(cases: pd.DataFrame, subject: str, rivals: str, caption: str
     notes = ["A dot for each case in FP32; bars and numbers are geometric means.", caption]
     ran = cases.assign(hollow=left_out)[cases.speedup.notna()]
     hollow = f"a rival that needs over {limit} of workspace was left out, and would probably be the fastest"
-    head = style.head_height(notes) + 0.1 + LEGEND * (2 if ran.hollow.any() else 1)
+    lines = -(-len(ran.drop_duplicates(FILTER)) // LABELS) + int(ran.hollow.any())
+    head = style.head_height(notes) + 0.1 + LEGEND * lines
     figure = style.new_figure(HEIGHT, title, notes)
     wide, tall = 1 - (LEFT + RIGHT) / WIDTH, (HEIGHT - BELOW - head) / HEIGHT
     axes = figure.add_axes((LEFT / WIDTH, BELOW / HEIGHT, wide, tall))
@@ -62,7 +67,8 @@ def _draw_strips(figure: Figure, axes: Axes, ran: pd.DataFrame, hollow: str) -> 
     for i in range(1, len(batches)):
         axes.axvline(start + i * pitch, color=PALE, linewidth=0.8, zorder=1)
     dots: dict[str, Any] = {"marker": "o", "markersize": 5, "linestyle": "none"}
-    lines = [[Line2D([], [], color=colours[j], label=f"{k}x{kw} filters", **dots) for j, (k, kw) in enumerate(filters)]]
+    shown = [Line2D([], [], color=colours[j], label=f"{k}x{kw} filters", **dots) for j, (k, kw) in enumerate(filters)]
+    lines = [shown[at : at + LABELS] for at in range(0, len(shown), LABELS)][::-1]  # from the lowest
     if ran.hollow.any():
         lines.insert(0, [Line2D([], [], color=DARK, markerfacecolor="white", label=hollow, **dots)])
     above = axes.get_window_extent().height / figure.dpi

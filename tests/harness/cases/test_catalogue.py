@@ -252,6 +252,14 @@ layers:
     assert (sweep.runs, sweep.workspace_limit) == (3, 5 * MIB)
 
 
+def test_a_layer_may_have_batch_sizes_of_its_own(tmp_path):
+    text = "layers: [{hw: 9, c: 8, m: 4, k: 3, pad: 1}, {hw: 9, c: 8, m: 4, k: 1, pad: 0, batch_sizes: [3, 7]}]"
+    path = write(tmp_path, "own.yaml", text + "\nbatch_sizes: [1, 2]")
+    assert [(case.layer.k, case.batch) for case in load_sweep(path).cases] == [(3, 1), (3, 2), (1, 3), (1, 7)]
+    assert [case.batch for case in load_sweep(path, filter_sizes=[1]).cases] == [3, 7]
+    assert [case.batch for case in load_sweep(path, batches=[5]).cases] == [5, 5], "asked for by the command"
+
+
 def test_a_network_file_of_the_project_is_a_sweep_too():
     assert len(load_sweep(CONFIGS / "networks" / "alexnet.yaml").cases) == 8
 

@@ -63,6 +63,9 @@ WRONG_LAYERS = {
     "h is 5": line(hw=None, h=5),
     "count is -1": line(count=-1),
     "set is 'mine'": line(set="mine"),
+    "batch_sizes is []": line(batch_sizes="[]"),
+    "batch_sizes has 0": line(batch_sizes="[4, 0]"),
+    "batch_sizes is [4, 4]": line(batch_sizes="[4, 4]"),
     "1329 bits": line(c="9" * 400),
     "2147483648": line(hw=2**31),  # beyond a kernel's
 }
@@ -178,6 +181,14 @@ def test_a_wrong_network_file_is_named_and_not_the_sweep_that_asks_for_it(tmp_pa
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text("networks: [net.yaml]")
     with pytest.raises(CatalogueError, match=r"net\.yaml: layer 'ok': m is 0"):
+        load_sweep(sweep)
+
+
+def test_a_network_s_layers_have_no_batch_sizes(tmp_path):
+    (tmp_path / "net.yaml").write_text(layers(line(batch_sizes="[4]")))
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text("networks: [net.yaml]")
+    with pytest.raises(CatalogueError, match="unknown key 'batch_sizes': must be one of name"):
         load_sweep(sweep)
 
 

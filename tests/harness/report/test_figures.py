@@ -12,6 +12,7 @@ from harness.report.figures.command import main
 from harness.report.figures.maps import rivals_figure
 from harness.report.figures.overview import overview_figure
 from harness.report.figures.speedup import speedup_figure
+from harness.sweep.comparisons import Results
 from harness.sweep.left_out import left_out
 from tests.harness.report.helpers import collisions
 from tests.helpers import GPU, SWEEP, THREE_TIMES, measured, row, write
@@ -69,7 +70,13 @@ WIDE = [  # speedups from 0.02 to 40 at seven batch sizes, of layers with long l
 NARROW = [made for k in range(1, 7) for made in (row("auto", 10.0, k=k), row("gemm", 10.0, provider="cudnn", k=k))]
 
 
-@pytest.mark.parametrize("rows", [SWEEP, THREE_TIMES, WIDE, NARROW], ids=["sweep", "times", "wide", "narrow"])
+SIZES = [made for k in range(1, 14) for made in (row("auto", 10.0, k=k, kw=65), row("gemm", 9.0 + k, provider="cudnn",
+         k=k, kw=65))]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "rows", [SWEEP, THREE_TIMES, WIDE, NARROW, SIZES], ids=["sweep", "times", "wide", "narrow", "sizes"]
+)
 def test_texts_are_large_enough_and_overlap_nothing(tmp_path, rows):
     with matplotlib.style.context(["default", style.STYLE]):
         drawings = dict(figures(measured(tmp_path, rows)))
@@ -151,6 +158,36 @@ def test_the_overview_has_a_dot_for_each_case_and_the_means(tmp_path):
     assert [list(line.get_ydata()) for line in dots if line.get_markerfacecolor() == "white"] == [[0.25]]
     assert any("1 GiB" in text for text in legends(hollow)) and not any("GiB" in text for text in legends(figure))
     assert figure.get_facecolor() == (1, 1, 1, 1), "opaque, to be read on dark pages too"
+
+
+DRAWN = [  # speedups 4 and 0.5, and one case without a rival's time; regrets 1.25 and 2
+    row("auto", 10.0, h=9, w=4), row("two_stage", 8.0, h=9, w=4), row("gemm", 40.0, provider="cudnn", h=9, w=4),
+    row("auto", 40.0, h=100, w=100, k=31), row("two_stage", 20.0, h=100, w=100, k=31),
+    row("gemm", 20.0, provider="cudnn", h=100, w=100, k=31), row("auto", 3.0, k=1, kw=7),
+]  # fmt: skip
+
+
+def test_random_layers_have_one_figure_by_plane_and_filter(tmp_path, texts_of):
+    folder = draw(tmp_path, DRAWN, sweep="random", facts=FACTS)
+    assert [path.name for path in folder.iterdir()] == ["planes.png"]
+    assert any("1.41x over the best cuDNN, faster on 1 of 2 cases" in text for text in texts_of(folder / "planes.png"))
+    results = Results.read(write(tmp_path / "one", DRAWN, sweep="random").parent)
+    with matplotlib.style.context(["default", style.STYLE]):
+        ((_, figure),) = figures(results)
+        assert not collisions(figure)
+    speedups, regrets = figure.axes
+    for axes, values in ((speedups, [4, 0.5]), (regrets, [1.25, 2])):
+        dots = {line.get_label(): line.get_xydata().tolist() for line in axes.lines if line.get_marker() == "o"}
+        assert {label: points for label, points in dots.items() if points} == {
+            "1": [[6.0, values[0]]], "16 and more": [[100.0, values[1]]],
+        }  # fmt: skip
+    assert speedups.get_xlim() == regrets.get_xlim() and speedups.get_xscale() == "log"
+
+
+def test_without_algorithms_by_name_the_figure_of_planes_has_no_regret(tmp_path):
+    rows = [made for made in DRAWN if made.algorithm != "two_stage"]
+    ((_, figure),) = figures(Results.read(write(tmp_path, rows, sweep="random").parent))
+    assert len(figure.axes) == 1
 
 
 def test_the_map_shows_the_fastest_rival_and_the_speedup_over_it(tmp_path):

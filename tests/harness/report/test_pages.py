@@ -140,6 +140,7 @@ NUMBERS = {  # by marker: what its table has of ROWS, and what is to run where n
     "latency_sizes": ["python -m harness latency"],
     "latency_starts": ["python -m harness latency"],
     "sweep strided": ["The sweep strided was not measured on"],
+    "random": ["The sweep random was not measured on"],
     "algorithm depthwise grouped": ["The sweep grouped was not measured on"],
 }
 
@@ -167,6 +168,17 @@ def test_other_sweeps_of_the_same_device(page):
     rows = [row("auto", 4.0, detail="depthwise strip", **layer), row("depthwise", 4.0, **layer)]
     write(results, rows, GPU, "grouped")
     assert "1 of 1 cases" in filled(page, "algorithm depthwise grouped")
+
+
+def test_random_layers_have_their_table_as_soon_as_they_have_rows(page):
+    layer = {"h": 9, "w": 30, "k": 5}
+    rows = [row("auto", 4.0, detail="fp16x3 tile=1", **layer), row("fp16x3", 2.0, **layer),
+            row("gemm", 10.0, provider="cudnn", **layer)]  # fmt: skip
+    write(page.parent.parent / "results", rows, GPU, "random")
+    text = filled(page, "random")
+    assert cells(text)["least speedup"] == ["2.50x (9x30-1-5-32-832)"]
+    assert cells(text)["largest regret"] == ["2.00x (9x30-1-5-32-832)"]
+    assert f"plots/{GPU}/random/planes.png" in text
 
 
 def test_the_pages_are_about_the_device_of_most_sweeps_and_one_table_has_all(page):

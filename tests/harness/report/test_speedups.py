@@ -88,7 +88,8 @@ def test_the_headline_is_hot_where_a_time_is_lacking(tmp_path, lacking):
 
 
 def test_the_worst_cases_come_first(tmp_path):
-    rows = cells(worst_table(measured(tmp_path, SWEEP)))
+    results = measured(tmp_path, SWEEP)
+    rows = cells(worst_table(results, results.of_subject()))
     assert list(rows)[2:] == ["7-1-3-32-832", "14-1-1-16-480", "7-8-1-32-832"]
     assert rows["7-1-3-32-832"] == ["40.00", "10.00", "cuDNN winograd", "0.25x"]
 
