@@ -87,14 +87,15 @@ def test_marked_sums_and_special_values_in_fp32(algorithm, kernel, size, groups,
     weight = torch.zeros(16, 16 // groups, kernel, kernel, device="cuda")
     weight[:, 0, kernel // 2, kernel // 2] = 1
     options = {"padding": kernel // 2, "groups": groups}
-    truth = exact(given, reference.conv2d(x, weight, **options))
+    truth = exact(given, reference.conv2d(x, weight, **options)).float().double()  # -2 times -3e38 is infinite
     with refusal_allowed(algorithm, groups == 1):
         out = conv2d(x, weight, algorithm=algorithm, activation=given, **options).double()
         assert torch.equal(out.isnan(), truth.isnan()) and torch.equal(out.isinf(), truth.isinf())
         for output, image in zip(out, truth, strict=True):
             finite = image.isfinite()
             error = torch.linalg.vector_norm((output - image)[finite])
-            assert error <= 2 * TOLERANCE * torch.linalg.vector_norm(image[finite]) + 1e-14
+            # The exponent's rounding makes small results less exact: gelu_tanh(-5.6) is 1e-8.
+            assert error <= 1e-5 * torch.linalg.vector_norm(image[finite]) + 1e-14
 
 
 @each_activation
