@@ -75,6 +75,7 @@ class Costs(WeightPackingCosts):
 
     block: float = constant("both launches, and a block from start to end, without its chunks and tiles")
     chunk: float = constant("a block's time for a chunk of channels, whatever its size")
+    piece: float = constant("added to a chunk of a piece of the filter")
     fetch: float = constant("the producers' time to load and decompose 2**11 elements")
     multiply: float = constant("the consumers' time for 2**18 FP32 multiply-adds")
     narrow: float = constant("the same, in addition, for a chain of products of a narrow tile")
@@ -160,6 +161,8 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
         tile, flat = config.tile, flattened(problem, config.cut)
         chunks, tiles = flat.chunks, _tiles(problem, flat, tile)
         times = _times(tile, config.slots, flat.kh, flat.kw, config.products, costs)
+        if config.cut:
+            times = times._replace(chunk=times.chunk + costs.piece)
         block_chunks, block_tiles = ceil(tiles * chunks / config.blocks), ceil(tiles / config.blocks)
         work_us = times.block_us(block_chunks, block_tiles, blocks_per_tile(tiles, chunks, config.blocks))
         packing_us = self.packing(problem, config).predicted_us(problem, costs)
