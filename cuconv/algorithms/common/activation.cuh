@@ -1,8 +1,8 @@
 // Activations of values in registers, which come after bias and residual.
 //
 // The kinds and their two numbers are those of cuconv/core/activation.py. They are equal for all threads, so that the
-// branches over the kinds stand outside the loops over values. No function is called and no slow path exists: both
-// would serialise wgmma. A NaN stays a NaN, and infinities give what torch's formulas give: silu(-inf) is a NaN.
+// branches over the kinds stand outside the loops over values. A NaN stays a NaN, and infinities give what torch's
+// formulas give: silu(-inf) is a NaN.
 #pragma once
 
 #include "common/convolution.cuh"
@@ -51,47 +51,46 @@ struct Factor {
     }
 };
 
-// Keeps what is computed of a value behind the branches ahead: the compiler would move what formulas share ahead of
-// them, where it needs a second register for each value.
-__device__ __forceinline__ float pinned(float value) {
-    asm volatile("" : "+f"(value));
-    return value;
+// Eight values that a call takes and returns in registers.
+struct Eight {
+    float of[8];
+};
+
+// The formulas but IDENTITY and CLAMP. Not inlined: between the products and the stores of a small kernel, also code
+// that is jumped over takes time, since instructions are fetched in a row.
+__device__ __noinline__ Eight computed(Eight x, int kind, float first, float second) {
+    const Factor factor(kind == HARD_GATE || kind == LOGISTIC_GATE);
+    if (kind == LEAKY) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x.of[i] = x.of[i] < 0.0f ? x.of[i] * first : x.of[i];
+    } else if (kind <= HARD_GATE) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            x.of[i] = factor(x.of[i]) * (clamped(x.of[i] + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f));
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x.of[i] = factor(x.of[i]) * logistic(x.of[i], first, second);
+    }
+    return x;
 }
 
-// Computes the activation of each value. IDENTITY and CLAMP, such as ReLU, are behind a branch of their own, so that
-// the other formulas cost them nothing. These are taken for eight values at a time, which bounds the registers.
+// Computes the activation of each value.
 template <int COUNT>
 __device__ __forceinline__ void activate(float (&values)[COUNT], const Activation& activation) {
-    constexpr int GROUP = 8;
-    const float first = activation.first, second = activation.second;
-    if (__builtin_expect(activation.kind <= CLAMP, 1)) {
-        if (activation.kind == CLAMP)
+    if (activation.kind == CLAMP) {
 #pragma unroll
-            for (int i = 0; i < COUNT; ++i) values[i] = clamped(values[i], first, second);
-        return;
+        for (int i = 0; i < COUNT; ++i) values[i] = clamped(values[i], activation.first, activation.second);
     }
-    const Factor factor(activation.kind == HARD_GATE || activation.kind == LOGISTIC_GATE);
+    if (__builtin_expect(activation.kind <= CLAMP, 1)) return;
 #pragma unroll
-    for (int start = 0; start < COUNT; start += GROUP) {
-        if (activation.kind == LEAKY) {
+    for (int start = 0; start < COUNT; start += 8) {
+        Eight x;
 #pragma unroll
-            for (int i = start; i < min(start + GROUP, COUNT); ++i) {
-                const float x = pinned(values[i]);
-                values[i] = x < 0.0f ? x * first : x;
-            }
-        } else if (activation.kind <= HARD_GATE) {
+        for (int i = 0; i < 8; ++i) x.of[i] = start + i < COUNT ? values[start + i] : 0.0f;
+        x = computed(x, activation.kind, activation.first, activation.second);
 #pragma unroll
-            for (int i = start; i < min(start + GROUP, COUNT); ++i) {
-                const float x = pinned(values[i]);
-                values[i] = factor(x) * (clamped(x + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f));
-            }
-        } else {
-#pragma unroll
-            for (int i = start; i < min(start + GROUP, COUNT); ++i) {
-                const float x = pinned(values[i]);
-                values[i] = factor(x) * logistic(x, first, second);
-            }
-        }
+        for (int i = 0; i < 8; ++i)
+            if (start + i < COUNT) values[start + i] = x.of[i];
     }
 }
 template <int OUTER, int INNER>
