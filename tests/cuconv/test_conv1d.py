@@ -8,6 +8,7 @@ import torch.nn.functional as F
 import cuconv
 from cuconv import UnsupportedProblem
 from cuconv.core.geometry import Geometry, in_a_row
+from cuconv.runtime.arrays import CupyArrays, is_channels_last
 from tests.cuconv.fake_gpu import Recorder
 
 X, WEIGHT, BIAS = torch.zeros(2, 4, 35), torch.zeros(9, 4, 3), torch.zeros(9)
@@ -96,6 +97,35 @@ def test_a_call_is_refused_in_a_sentence_before_any_launch(cuda, wrong):
     with pytest.raises(UnsupportedProblem, match=named) as caught:
         cuconv.conv1d(**{"input": X, "weight": WEIGHT} | changed)
     assert "\n" not in str(caught.value) and not Recorder.enqueued
+
+
+class Subclass(torch.Tensor):
+    """A subclass of torch.Tensor that does nothing."""
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "why"),
+    [
+        (X.as_subclass(Subclass), TypeError, "subclasses"),
+        (X.to_sparse(), UnsupportedProblem, "sparse"),
+        (torch._neg_view(X), UnsupportedProblem, "negates"),
+        (torch.nested.nested_tensor([X[0]]), UnsupportedProblem, "nested"),
+        (X.to("meta"), UnsupportedProblem, "meta"),
+        (X, UnsupportedProblem, "cpu"),
+    ],
+    ids=["subclass", "sparse", "negative", "nested", "meta", "cpu"],
+)
+def test_tensors_that_are_no_plain_memory_of_a_gpu_are_refused(value, error, why):
+    with pytest.raises(error, match=why):
+        cuconv.conv1d(value, WEIGHT)
+
+
+def test_cupy_sees_rows_in_the_same_memory():
+    arrays = CupyArrays(None)
+    first, last = np.zeros((2, 8, 35), np.float32), np.zeros((2, 35, 8), np.float16).swapaxes(1, 2)
+    rows = [arrays.as_row(signal) for signal in (first, last)]
+    assert [row.shape for row in rows] == [(2, 8, 1, 35)] * 2 and rows[0].flags.c_contiguous
+    assert is_channels_last(rows[1].shape, arrays.strides(rows[1])) and np.shares_memory(rows[1], last)
 
 
 @pytest.mark.parametrize("name", ["weight", "bias", "residual", "out"])
