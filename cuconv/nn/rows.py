@@ -40,11 +40,13 @@ def keep_rows(graph: fx.Graph) -> None:
         if not _is_row(node):
             continue
         (signal, _) = node.args
-        if only_user(signal) is node and activation_in(signal) is not None:
+        if only_user(signal) is node and activation_in(signal) is not None and _is_signal(signal.args[0]):
             signal = _behind(signal)
         if _is_signal(signal):
             node.replace_all_uses_with(signal.args[0])
-    graph.eliminate_dead_code()
+    for node in reversed(graph.nodes):
+        if not node.users and (_is_signal(node) or _is_row(node)):
+            graph.erase_node(node)
 
 
 def _is_signal(node: Node) -> bool:

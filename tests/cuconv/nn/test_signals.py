@@ -265,6 +265,17 @@ def test_batch_norm_and_activation_are_folded(on_a_gpu, activation):
 
 
 @torch.no_grad()
+def test_an_exported_vocoder_takes_signals_of_any_length(on_a_gpu):
+    torch.manual_seed(1)
+    model, x = Generator().eval(), torch.randn(2, 10, 21)
+    free = {0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO}
+    program = cuconv.nn.fold(torch.export.export(model, (x,), dynamic_shapes=(free,)))
+    assert sum(node.target is CONV2D for node in program.graph.nodes) == 18
+    for signals in (x, torch.randn(3, 10, 34)):
+        assert close(program.module()(signals), model(signals))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("options", [None, {"freeze": True, "precision": "tf32"}])
 def test_a_compiled_model_computes_the_same(on_a_gpu, options):
     model, x = norms(nn.ReLU()), torch.randn(2, 6, 23)
