@@ -7,6 +7,7 @@ that cuConv computes a `torch.ops.cuconv.conv2d`. Each entry of FUSIONS then tak
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
@@ -222,12 +223,19 @@ def add_constants(graph: fx.Graph, constants: set[Node]) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or node in returned or not node.all_input_nodes:
             continue
-        if isinstance(node.meta.get("val"), Tensor) and _is_pure(node) and constants.issuperset(node.all_input_nodes):
+        if not constants.issuperset(node.all_input_nodes):
+            continue
+        value = node.meta.get("val")
+        results = list(node.users) if isinstance(value, (tuple, list)) else [node]
+        tensors = all(isinstance(result.meta.get("val"), Tensor) for result in results)
+        if tensors and _is_pure(node) and returned.isdisjoint(results):  # such as the two results of weight norm
             constants.add(node)
 
 
 def _is_pure(node: Node) -> bool:
-    """Whether a node is a call of an operator that returns an equal tensor for equal tensors."""
+    """Whether a node is a call of an operator that returns equal tensors for equal ones, or picks one of these."""
+    if node.target is operator.getitem:
+        return True
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded not in node.target.tags
 
 

@@ -226,6 +226,7 @@ def test_a_vocoder_has_its_convolutions_replaced(on_a_gpu):
     for signals in (x, torch.randn(3, 10, 34)):
         on_a_gpu.clear()
         assert close(converted(signals), model(signals)) and len(on_a_gpu) == 18
+        assert {call["kind"] for call in on_a_gpu} == {"prepared"}  # weight norm is computed once
     assert (report.folded_calls, report.own_calls) == (2, 0)
 
 
