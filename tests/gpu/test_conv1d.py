@@ -1,5 +1,7 @@
 """conv1d on a GPU compared with float64: both libraries, both classes of precision, slices, residuals, and layers."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ import torch.nn.functional as F
 import cuconv.nn
 from cuconv import algorithms, conv1d
 from cuconv.device import device_spec
+from tests.cuconv.nn.models import Generator
 from tests.gpu.problems import TOLERANCE, assert_same_with_non_finite, refusal_allowed, rel_l2_error
 
 SIGNALS = [  # (N, C, L, M, K) and the geometry: odd sizes, long dilated filters as vocoders have them, strides, groups
@@ -100,6 +103,18 @@ def test_layers_of_torch(padding, length):
     with cuconv.nn.enabled():
         assert rel_l2_error(F.conv1d(x, weight, bias, padding=padding), truth) < TOLERANCE
     assert rel_l2_error(cuconv.nn.conv1d(x, weight, bias, padding=padding), truth) < TOLERANCE
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 3e-3)])
+def test_a_converted_vocoder(dtype, tolerance):
+    torch.manual_seed(1)
+    model, x = Generator().eval().cuda().to(dtype), torch.randn(2, 10, 57, device="cuda", dtype=dtype)
+    truth = copy.deepcopy(model).double()(x.double())
+    converted, report = cuconv.nn.convert(model, x)
+    assert report.captured and len(report.replaced) >= 16
+    assert rel_l2_error(converted(x), truth) < tolerance and converted(x).stride() == model(x).stride()
+    assert report.own_calls == 0
 
 
 @torch.no_grad()

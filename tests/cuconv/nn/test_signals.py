@@ -6,11 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils.parametrizations import weight_norm
 
 import cuconv.nn
 from cuconv.nn import backend
-from tests.cuconv.nn.models import close
+from tests.cuconv.nn.models import Generator, close
 from tests.cuconv.nn.zoo.entries import Model
 from tests.cuconv.test_activation import truth_of
 
@@ -174,41 +173,6 @@ def test_a_block_leaves_other_1d_convolutions_to_torch(on_a_gpu):
 
 
 # Models
-
-
-class Blocks(nn.Module):
-    """Residual blocks of dilated convolutions with LeakyReLU ahead, as in HiFi-GAN."""
-
-    def __init__(self, channels, length, dilations):
-        super().__init__()
-        self.first = nn.ModuleList([self.layer(channels, length, dilation) for dilation in dilations])
-        self.second = nn.ModuleList([self.layer(channels, length, 1) for _ in dilations])
-
-    def layer(self, channels, length, dilation):
-        return weight_norm(nn.Conv1d(channels, channels, length, dilation=dilation, padding=length // 2 * dilation))
-
-    def forward(self, x):
-        for first, second in zip(self.first, self.second, strict=True):
-            x = second(F.leaky_relu(first(F.leaky_relu(x, 0.1)), 0.1)) + x
-        return x
-
-
-class Generator(nn.Module):
-    """A vocoder from 10 bands to a waveform of four times the length."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Conv1d(10, 16, 7, padding=3)
-        self.up = nn.ModuleList([nn.ConvTranspose1d(16, 8, 4, 2, 1), nn.ConvTranspose1d(8, 8, 4, 2, 1)])
-        self.blocks = nn.ModuleList([nn.ModuleList([Blocks(8, 3, (1, 3)), Blocks(8, 7, (1, 5))]) for _ in self.up])
-        self.last = nn.Conv1d(8, 1, 7, padding=3)
-
-    def forward(self, x):
-        x = self.first(x)
-        for up, blocks in zip(self.up, self.blocks, strict=True):
-            x = up(F.leaky_relu(x, 0.1))
-            x = (blocks[0](x) + blocks[1](x)) / 2
-        return torch.tanh(self.last(F.leaky_relu(x)))
 
 
 @torch.no_grad()
