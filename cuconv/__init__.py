@@ -3,7 +3,7 @@
 import importlib.metadata
 
 from cuconv.call import NotReady
-from cuconv.conv import algorithms, conv2d, plan
+from cuconv.conv import algorithms, conv1d, conv2d, plan
 from cuconv.core.problem import ConvProblem, UnsupportedProblem
 from cuconv.precompile import precompile
 from cuconv.prepared import prepare
@@ -15,6 +15,7 @@ __all__ = [
     "UnsupportedProblem",
     "__version__",
     "algorithms",
+    "conv1d",
     "conv2d",
     "plan",
     "precompile",

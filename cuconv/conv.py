@@ -1,4 +1,4 @@
-"""conv2d and plan: the library's entry points."""
+"""conv2d, conv1d and plan: the library's entry points."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.call import Options
 from cuconv.call_cache import convolve, refuse
 from cuconv.core.activation import Activated, activation_of
-from cuconv.core.geometry import pair
-from cuconv.core.problem import FP32, ConvProblem, shown, whole_number
+from cuconv.core.geometry import in_a_row, pair
+from cuconv.core.problem import FP32, ConvProblem, UnsupportedProblem, shown, whole_number
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.operands import named
 from cuconv.runtime import driver
-from cuconv.runtime.arrays import library_of
+from cuconv.runtime.arrays import CupyArrays, TorchArrays, library_of
 
 
 def algorithms() -> tuple[str, ...]:
@@ -77,8 +77,9 @@ def conv2d(
     weight      (M, C / groups, KH, KW)
     bias        (M,), added to every output of its filter; None for no bias
     stride      rows and columns of the padded input from one output pixel to the next
-    padding     rows and columns of zeros on each side: a number, a pair, "valid" (none) or "same" (odd filters and
-                stride 1 only: the output has the input's size)
+    padding     rows and columns of zeros on each side: a number, a pair, "valid" (none) or "same" (the output has the
+                input's size: stride 1, and (KH - 1) * dilation and (KW - 1) * dilation are even. Others need more zeros
+                at one side: pad the input, or see `cuconv.nn.conv2d`)
     dilation    rows and columns of the padded input from one filter position to the next
     groups      equal parts of the channels; each part of the filters, M / groups, reads one of them
     relu        True for activation="relu"
@@ -123,3 +124,77 @@ def conv2d(
         raise
     options = (weight_signature, bias_signature, stride, padding, dilation, groups, function, algorithm, precision)
     return convolve(library, options, input, weight, bias, out, residual)
+
+
+SIGNALS = {
+    "input": (3, "3 are needed, (N, C, L), or 2 for one signal"),
+    "weight": (3, "3 are needed, (M, C / groups, K)"),
+    "out": (3, "3 are needed, (N, M, OL)"),
+    "residual": (3, "3 are needed, (N, M, OL)"),
+}
+"""The rank of each operand of conv1d, and what the message says about any other rank."""
+
+
+def conv1d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: int | tuple[int] = 1,
+    padding: int | str | tuple[int] = 0,
+    dilation: int | tuple[int] = 1,
+    groups: int = 1,
+    *,
+    relu: bool = False,
+    activation: Activated = None,
+    residual: Any = None,
+    algorithm: str = "auto",
+    precision: str = FP32,
+    out: Any = None,
+) -> Any:
+    """The convolution of signals (N, C, L) on a GPU, of tensors in float32 or half precision.
+
+    It is `conv2d` of images of one row, (N, C, 1, L), in the same memory: nothing is copied. Arguments, errors and what
+    follows a first call are those of conv2d, whose messages show the shapes of these images. The first seven arguments
+    have the order and meaning of torch.nn.functional.conv1d. `prepare` takes a weight (M, C / groups, 1, K).
+
+    input       (N, C, L), or (C, L) for one signal: a torch CUDA tensor or a CuPy array. Tensors in float32 are
+                contiguous. Those in float16 or bfloat16 have the channels of a position together in memory, as
+                x.mT.contiguous().mT has. So may those in float32 with precision="tf32"
+    weight      (M, C / groups, K)
+    bias        (M,), added to every output of its filter; None for no bias
+    stride      elements of the padded input from one output to the next
+    padding     zeros on each side: a number, "valid" (none) or "same" (the output has the input's length: stride 1,
+                and (K - 1) * dilation is even)
+    dilation    elements of the padded input from one filter position to the next
+    groups      equal parts of the channels, as in conv2d
+    residual    (N, M, OL), added to the output before the activation; None for no residual
+    out         (N, M, OL) to write to, contiguous or a slice of the channels of a contiguous array; None for a new one
+
+    relu, activation, algorithm and precision are those of conv2d. Returns (N, M, OL), where
+    OL = (L + 2*padding - dilation*(K - 1) - 1) // stride + 1; without N where the input has none.
+    """
+    library = library_of(input)
+    batched = input.ndim != 2
+    names = {"input": input, "weight": weight, "residual": residual, "out": out}
+    rows = {name: _as_row(library, name, array, batched or name == "weight") for name, array in names.items()}
+    geometry = (in_a_row("stride", stride, 1), in_a_row("padding", padding, 0), in_a_row("dilation", dilation, 1))
+    output = conv2d(
+        rows["input"], rows["weight"], bias, *geometry, groups, relu=relu, activation=activation,
+        residual=rows["residual"], algorithm=algorithm, precision=precision, out=rows["out"],
+    )  # fmt: skip
+    return output.squeeze(-2) if out is None else out
+
+
+def _as_row(library: TorchArrays | CupyArrays, name: str, array: Any, batched: bool) -> Any:
+    """An operand of conv1d as images of one row; conv2d says what is wrong with what is no array of the library."""
+    if array is None or not library.owns(array):
+        return array
+    rank, needed = SIGNALS[name]
+    try:
+        if array.ndim == rank - (not batched):
+            return library.as_row(array)
+        shape = tuple(array.shape)
+    except Exception:
+        library.check_plain(name, array)  # such as a nested tensor, which has no shape
+        raise
+    raise UnsupportedProblem(f"{name} has {len(shape)} dimensions {shape}: {needed}")

@@ -54,12 +54,14 @@ class Geometry:
             raise _wrong("padding", self.padding)
         if pair("stride", self.stride) != (1, 1):
             raise UnsupportedProblem(f"padding='same' with stride={self.stride}: it exists for stride 1 only")
-        if kh % 2 == 0 or kw % 2 == 0:
-            raise UnsupportedProblem(
-                f"padding='same' with a filter of {kh}x{kw}: only odd sizes have equal padding on both sides"
-            )
         dilation_h, dilation_w = pair("dilation", self.dilation)
-        return kh // 2 * dilation_h, kw // 2 * dilation_w
+        zeros_h, zeros_w = (kh - 1) * dilation_h, (kw - 1) * dilation_w
+        if zeros_h % 2 or zeros_w % 2:
+            raise UnsupportedProblem(
+                f"padding='same' with a filter of {kh}x{kw} and dilation {dilation_h}x{dilation_w} needs one more row "
+                "or column of zeros at one side: pad the input first, as torch.nn.functional.pad and cupy.pad do"
+            )
+        return zeros_h // 2, zeros_w // 2
 
 
 def pair(name: str, value: Any) -> tuple[int, int]:
@@ -75,6 +77,22 @@ def pair(name: str, value: Any) -> tuple[int, int]:
         return whole_number(name, values[0]), whole_number(name, values[-1])
     except UnsupportedProblem:
         raise _wrong(name, value) from None
+
+
+def in_a_row(name: str, value: Any, other: int) -> Any:
+    """An argument of conv1d as conv2d takes it: other on the vertical axis; a word, such as "same", stays as it is.
+
+    Raises UnsupportedProblem for what is neither a whole number nor one in a tuple or list.
+    """
+    if isinstance(value, str):
+        return value
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    try:
+        (number,) = values
+        return other, whole_number(name, number)
+    except (UnsupportedProblem, ValueError):
+        words = ", 'same' or 'valid'" if name == "padding" else ""
+        raise UnsupportedProblem(f"{name}={shown(value)}: must be a whole number{words}") from None
 
 
 def _four(name: str, shape: Any) -> tuple[int, int, int, int]:

@@ -17,8 +17,20 @@ except ModuleNotFoundError as error:
 from cuconv.nn.convert import ConversionError, convert
 from cuconv.nn.enabled import enabled
 from cuconv.nn.exported import fold
-from cuconv.nn.modules import Conv2d, Linear
+from cuconv.nn.modules import Conv1d, Conv2d, Linear
 from cuconv.nn.operator import conv2d
 from cuconv.nn.report import Report
+from cuconv.nn.signals import conv1d
 
-__all__ = ["ConversionError", "Conv2d", "Linear", "Report", "conv2d", "convert", "enabled", "fold"]
+__all__ = [
+    "ConversionError",
+    "Conv1d",
+    "Conv2d",
+    "Linear",
+    "Report",
+    "conv1d",
+    "conv2d",
+    "convert",
+    "enabled",
+    "fold",
+]

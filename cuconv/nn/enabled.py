@@ -13,6 +13,7 @@ from cuconv.call import NotReady
 from cuconv.core.problem import FP32, UnsupportedProblem
 from cuconv.nn import operator
 from cuconv.nn.dispatch import by_torch, by_torch_in_fp32, convolutions_by
+from cuconv.nn.formats import as_row, in_a_plane
 
 
 @contextmanager
@@ -30,13 +31,26 @@ def enabled(precision: str = FP32) -> Iterator[None]:
 def _convolution(precision: str, *arguments: Any) -> Tensor:
     """aten._convolution by cuConv where it can, by torch elsewhere."""
     input, weight, bias, stride, padding, dilation, transposed, _, groups = arguments[:9]
+    is_signal = input.dim() == 3
+    if is_signal and not transposed:
+        input, weight = as_row(input), as_row(weight)
+        stride, padding, dilation = in_a_plane(stride, padding, dilation)
     is_ours = not transposed and input.dim() == 4 and operator.qualifies(input, weight, bias)
     if is_ours and not operator.autocasts(input):
         geometry = (tuple(stride), tuple(padding), tuple(dilation), groups)
         try:
-            return operator._launch(input, weight, bias, *geometry, precision=precision)
+            output = operator._launch(input, weight, bias, *geometry, precision=precision)
+            return _as_torchs(output.squeeze(2), arguments[1]) if is_signal else output
         except NotReady:  # torch is no less precise meanwhile
             return (by_torch_in_fp32 if precision == FP32 else by_torch)(*arguments)
         except UnsupportedProblem:
             pass  # torch computes it, or says what is wrong
     return by_torch(*arguments)
+
+
+def _as_torchs(signal: Tensor, weight: Tensor) -> Tensor:
+    """The output of a 1D convolution with torch's strides, which are those of a contiguous tensor if the weight is one.
+
+    In half precision that may be a copy.
+    """
+    return signal.contiguous() if weight.is_contiguous() else signal

@@ -13,8 +13,9 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from cuconv.core.problem import FP32
 from cuconv.nn import fusions
 from cuconv.nn.folded import compiled, constant_graph
-from cuconv.nn.operator import check_precision, pads_of
+from cuconv.nn.operator import check_precision, evenly_padded
 from cuconv.nn.pooling import fold_pools
+from cuconv.nn.rows import keep_rows
 from cuconv.nn.traced import BATCH_NORM
 
 aten = torch.ops.aten
@@ -49,6 +50,7 @@ def fold(program: ExportedProgram, *, precision: str = FP32) -> ExportedProgram:
     tensors |= {name: tensors[name].clone() for name in written}
     state = {node: spec for node, spec in kinds.items() if spec.kind in STATE and spec.target not in written}
 
+    keep_rows(graph)
     constants: set[fx.Node] = set(state)
     fusions.add_constants(graph, constants)
     fold_pools(graph, constants)
@@ -83,32 +85,38 @@ def fold(program: ExportedProgram, *, precision: str = FP32) -> ExportedProgram:
     )
 
 
-def _conv2d(
+def _convolved(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Any = (1, 1),
-    padding: Any = (0, 0),
-    dilation: Any = (1, 1),
+    stride: Any = (1,),
+    padding: Any = (0,),
+    dilation: Any = (1,),
     groups: int = 1,
 ) -> Any:
-    return aten.convolution(input, weight, bias, stride, padding, dilation, False, [0, 0], groups)
+    return aten.convolution(input, weight, bias, stride, padding, dilation, False, [0] * (weight.dim() - 2), groups)
 
 
-def _conv2d_by_words(
+def _convolved_by_words(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Any = (1, 1),
+    stride: Any = (1,),
     padding: str = "valid",
-    dilation: Any = (1, 1),
+    dilation: Any = (1,),
     groups: int = 1,
 ) -> Any:
-    pads = pads_of(padding, weight, stride, dilation)
-    return NotImplemented if pads is None else _conv2d(input, weight, bias, stride, pads, dilation, groups)
+    padded = evenly_padded(input, weight, stride, padding, dilation)
+    if padded is None:
+        return NotImplemented
+    input, pads = padded
+    return _convolved(input, weight, bias, stride, pads, dilation, groups)
 
 
-CONVOLUTIONS: dict[Any, Any] = {aten.conv2d.default: _conv2d, aten.conv2d.padding: _conv2d_by_words}
+CONVOLUTIONS: dict[Any, Any] = {
+    **dict.fromkeys((aten.conv1d.default, aten.conv2d.default), _convolved),
+    **dict.fromkeys((aten.conv1d.padding, aten.conv2d.padding), _convolved_by_words),
+}
 
 
 def _read_results(graph: fx.Graph, constants: set[Any], state: dict[Any, Tensor]) -> dict[fx.Node, Tensor]:

@@ -21,7 +21,8 @@ from cuconv.core.activation import NONE, RELU
 from cuconv.nn.dispatch import inside
 from cuconv.nn.formats import HALVES
 from cuconv.nn.frozen import Concatenation, FrozenConv2d, FrozenLinear
-from cuconv.nn.fusions import Operands, aten, fully_connected, only_user
+from cuconv.nn.fusions import Operands, aten, fully_connected
+from cuconv.nn.nodes import Node, only_user
 from cuconv.nn.operator import CONV2D, recorded
 from cuconv.nn.pooling import max_pool2d
 from cuconv.nn.report import Converted
@@ -29,8 +30,6 @@ from cuconv.precompile import PlannedCall
 
 COUNTER = "num_batches_tracked"  # torch counts writes to it, but none of a batch norm to its mean and variance
 STATISTICS = ("running_mean", "running_var")
-
-Node = Any  # fx.Node, whose own annotations allow no more than to look at its arguments
 
 
 class _Thread(threading.local):

@@ -1,11 +1,13 @@
 """The types and memory formats of the tensors that cuConv computes in torch.
 
-Images and weights in float32 are contiguous in NCHW. Those in half precision have channels last.
+Images and weights in float32 are contiguous in NCHW. Those in half precision have channels last. Signals (N, C, L) are
+images of one row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,3 +46,17 @@ def format_of(tensor: Tensor) -> torch.memory_format:
 
 def _format(dtype: torch.dtype, dimensions: int) -> torch.memory_format:
     return torch.channels_last if dtype in HALVES and dimensions == 4 else torch.contiguous_format
+
+
+def as_row(signal: Tensor) -> Tensor:
+    """A signal (N, C, L), or the weights (M, C / groups, K) of a 1D convolution, as images of one row in its memory."""
+    return signal.unsqueeze(2)
+
+
+def in_a_plane(stride: Any, padding: Any, dilation: Any) -> tuple[Any, Any, Any]:
+    """Stride, padding and dilation of a 1D convolution as those of images of one row.
+
+    Each is a number or a sequence of one; a padding may also be a word, which stays as it is.
+    """
+    across, along, apart = (size[0] if isinstance(size, Sequence) else size for size in (stride, padding, dilation))
+    return [1, across], padding if isinstance(padding, str) else [0, along], [1, apart]

@@ -7,6 +7,7 @@ that cuConv computes a `torch.ops.cuconv.conv2d`. Each entry of FUSIONS then tak
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
@@ -20,18 +21,19 @@ from cuconv.core.geometry import Geometry
 from cuconv.core.problem import UnsupportedProblem
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.nn.activated import activation_in
-from cuconv.nn.formats import HALVES, TYPES, format_of, laid_out
+from cuconv.nn.formats import HALVES, TYPES, as_row, format_of, in_a_plane, laid_out
 from cuconv.nn.layout import hint, is_laid_out_in_example, is_viewed
 from cuconv.nn.modules import linear, why_not_linear
+from cuconv.nn.nodes import Node, kind_of, only_user
 from cuconv.nn.operator import CONV2D, is_supported
 from cuconv.nn.pooling import MAX_POOL2D, fold_pools, max_pool2d
 from cuconv.nn.report import Converted
+from cuconv.nn.rows import keep_rows
 from cuconv.nn.traced import BATCH_NORM, CONVOLUTION, batch_norm
 
 aten = torch.ops.aten
 PLAIN_FUNCTIONS = {BATCH_NORM: batch_norm, MAX_POOL2D: max_pool2d}
 """Functions in the place of operators that a graph calls: they cost less, and have no other meaning."""
-Node = Any  # fx.Node, whose own annotations allow no more than to look at its arguments
 
 
 class Operands(NamedTuple):
@@ -75,6 +77,10 @@ def decompositions(precision: str) -> dict[Any, Callable[..., Any]]:
     ) -> Any:
         if why_not_convolved(input, weight, bias, stride, padding, dilation, transposed, groups):
             return NotImplemented
+        if weight.dim() == 3:
+            sizes = in_a_plane(stride, padding, dilation)
+            rows = (as_row(input), as_row(weight), bias)
+            return convolution(*rows, *sizes, transposed, output_padding, groups).squeeze(2)
         geometry = ([size[0], size[-1]] for size in (stride, padding, dilation))
         operands = (None if operand is None else laid_out(operand) for operand in (input, weight, bias))
         return CONV2D(*operands, *geometry, groups, NONE.name, [], None, precision)
@@ -110,10 +116,11 @@ def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[tuple[Co
     constants: the nodes with constant tensors, such as weights. Nodes that depend on them alone are added. A batch norm
     is fused where it and the weights are constant, since its factors are multiplied into the weights.
     """
+    keep_rows(graph)
     for place, node in enumerate(graph.nodes):
         node.meta["place"] = place  # where the model's code has it
         if node.target in (CONV2D, aten.convolution.default):
-            node.meta["weight"] = node.args[1]
+            node.meta["weight"] = _viewed(node.args[1])
     add_constants(graph, constants)
     for node in list(graph.nodes):
         if node.target in (aten.addmm.default, aten.mm.default):
@@ -125,6 +132,13 @@ def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[tuple[Co
     graph.eliminate_dead_code()
     layers = [node for node in graph.nodes if node.target in (CONV2D, fully_connected, aten.convolution.default)]
     return [(_row(node), node.meta["weight"]) for node in sorted(layers, key=lambda node: node.meta["place"])]
+
+
+def _viewed(node: Node) -> Node:
+    """The weight of a layer, which others view as that of images of one row, or copy into another memory format."""
+    while node.target in (aten.unsqueeze.default, aten.clone.default):
+        node = node.args[0]
+    return node
 
 
 def fold_convolutions(graph: fx.Graph, constants: set[Node]) -> None:
@@ -168,10 +182,13 @@ def why_not_convolved(
 ) -> str:
     """Why torch computes a convolution of tensors without data; "" where cuConv does."""
     dimensions = weight.dim() - 2
-    if transposed or dimensions != 2:
+    if transposed or dimensions not in (1, 2):
         return f"it is conv{'_transpose' if transposed else ''}{dimensions}d"
-    if input.dim() != 4:
+    if input.dim() != weight.dim():
         return f"its input has {input.dim()} dimensions"
+    if dimensions == 1:
+        sizes = in_a_plane(stride, padding, dilation)
+        return why_not_convolved(as_row(input), as_row(weight), bias, *sizes, transposed, groups)
     for name, value in (("input", input), ("weight", weight), ("bias", bias)):
         if value is not None and (value.dtype not in TYPES or value.dtype != input.dtype):
             return f"its {name} is {value.dtype}"
@@ -206,12 +223,19 @@ def add_constants(graph: fx.Graph, constants: set[Node]) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or node in returned or not node.all_input_nodes:
             continue
-        if isinstance(node.meta.get("val"), Tensor) and _is_pure(node) and constants.issuperset(node.all_input_nodes):
+        if not constants.issuperset(node.all_input_nodes):
+            continue
+        value = node.meta.get("val")
+        results = list(node.users) if isinstance(value, (tuple, list)) else [node]
+        tensors = all(isinstance(result.meta.get("val"), Tensor) for result in results)
+        if tensors and _is_pure(node) and returned.isdisjoint(results):  # such as the two results of weight norm
             constants.add(node)
 
 
 def _is_pure(node: Node) -> bool:
-    """Whether a node is a call of an operator that returns an equal tensor for equal tensors."""
+    """Whether a node is a call of an operator that returns equal tensors for equal ones, or picks one of these."""
+    if node.target is operator.getitem:
+        return True
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded not in node.target.tags
 
 
@@ -230,7 +254,7 @@ def _returned(graph: fx.Graph) -> list[Node]:
 
 def _batch_norm(node: Node, user: Node, constants: set[Node]) -> Operands | None:
     """The batch norm with fixed statistics of a convolution's output."""
-    if user.target is not BATCH_NORM or user.args[0] is not node or _kind(user) != _kind(node):
+    if user.target is not BATCH_NORM or user.args[0] is not node or kind_of(user) != kind_of(node):
         return None
     _, gain, shift, mean, variance, eps = user.args
     operands = Operands(*node.args)
@@ -259,7 +283,7 @@ def _residual(node: Node, user: Node, constants: set[Node]) -> Operands | None:
     if user.target is not aten.add.Tensor or user.kwargs or operands.residual is not None or operands.function != NONE:
         return None
     others = [one for one in user.args if one is not node]
-    if len(others) != 1 or not isinstance(others[0], fx.Node) or _kind(others[0]) != _kind(node):
+    if len(others) != 1 or not isinstance(others[0], fx.Node) or kind_of(others[0]) != kind_of(node):
         return None
     if not is_laid_out_in_example(user.meta["val"]):  # a sum has the format of its first operand
         return None
@@ -364,16 +388,3 @@ def shifted_bias(
 def _scale(gain: Tensor | None, variance: Tensor, eps: float) -> Tensor:
     scale = (variance.double() + eps).rsqrt()
     return scale if gain is None else scale * gain.double()
-
-
-def only_user(node: Node) -> Node | None:
-    """The node that alone uses another one, if there is one."""
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _kind(node: Node) -> tuple[Any, ...]:
-    """The dtype, and the sizes as numbers and sympy expressions, of a node's tensor."""
-    value = node.meta.get("val")
-    if not isinstance(value, Tensor):
-        return (node,)
-    return (value.dtype, value.device, *(size if isinstance(size, int) else size.node.expr for size in value.shape))

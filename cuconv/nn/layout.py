@@ -25,6 +25,7 @@ _library.define(
 )
 PARAMETERS = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
 CHANNELS_LAST = [0, 2, 3, 1]  # the order of an image's dimensions in memory
+SIGNAL_LAST = [0, 2, 1]  # that of a signal (N, C, L) whose memory is an image's of one row in channels last
 DEFAULTS: dict[str, Any] = {**dict.fromkeys(PARAMETERS[1:]), "mode": "nearest", "antialias": False}
 
 
@@ -99,10 +100,10 @@ def keep_strides(graph: fx.Graph) -> None:
 
 
 def _may_change(value: Any) -> bool:
-    """Whether a value is like an image, and channels last or of a type for which cuConv's outputs are."""
-    if not isinstance(value, Tensor) or value.dim() != 4 or value.layout != torch.strided:
+    """Whether a value is like an image or signal, and channels last or of a type for which cuConv's outputs are."""
+    if not isinstance(value, Tensor) or value.dim() not in (3, 4) or value.layout != torch.strided:
         return False
-    return value.dtype in HALVES or order(value) == CHANNELS_LAST
+    return value.dtype in HALVES or order(value) in (CHANNELS_LAST, SIGNAL_LAST)
 
 
 def is_viewed(tensor: Tensor, size: Sequence[Any]) -> bool:

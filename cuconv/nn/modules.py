@@ -13,11 +13,30 @@ from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.core.problem import FP32
 from cuconv.nn.formats import HALVES, TYPES
 from cuconv.nn.operator import check_precision, conv2d
+from cuconv.nn.signals import conv1d
 
 MAX_ROWS = 32  # inputs of fully connected layers with more rows have not been compared with cuBLAS
 MAX_HALF_WEIGHTS = 2**22  # in half precision cuBLAS is faster where a layer has more
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LAYERS = (*CONVOLUTIONS, nn.Linear)
+
+
+class Conv1d(nn.Conv1d):
+    """torch.nn.Conv1d whose forward is `cuconv.nn.conv1d`; otherwise as `cuconv.nn.Conv2d`."""
+
+    precision: str
+
+    def __init__(self, *arguments: Any, precision: str = FP32, **options: Any):
+        check_precision(precision)
+        super().__init__(*arguments, **options)
+        self.precision = precision
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The convolution of (N, C, L) or (C, L)."""
+        if self.padding_mode != "zeros":
+            return super().forward(input)
+        options = (self.stride, self.padding, self.dilation, self.groups)
+        return conv1d(input, self.weight, self.bias, *options, precision=self.precision)
 
 
 class Conv2d(nn.Conv2d):

@@ -69,23 +69,25 @@ def conv2d(
     """The convolution of torch.nn.functional.conv2d, and more: activation(conv(input) + bias + residual).
 
     cuConv computes it where it can: float32 in contiguous NCHW, float16 and bfloat16 in channels last, on one GPU.
-    Everything else that torch accepts goes to torch: other types and layouts, CPU tensors, empty batches, autocast,
-    padding="same" that is not the same on both sides. torch also adds a residual of another shape or type than the
-    output. Gradients are torch's (aten.convolution_backward).
+    Everything else that torch accepts goes to torch: other types and layouts, CPU tensors, empty batches, autocast.
+    torch also adds a residual of another shape or type than the output, and pads a copy of the input where
+    padding="same" is not the same on both sides. Gradients are torch's (aten.convolution_backward).
 
     relu, activation: those of `cuconv.conv2d`. precision: that of float32 tensors, "fp32" or "tf32". Raises ValueError
     for other names.
     """
     check_precision(precision)
     function = activation_of(activation, relu)
-    is_plain = _is_plain_call(input, weight, bias, residual)  # first, since fx traces with what has no sizes
-    pads = pads_of(padding, weight, stride, dilation) if is_plain else None
-    if pads is None or input.dim() != 4 or not (is_laid_out(input) and is_laid_out(weight)):
+    is_plain = is_plain_call(input, weight, bias, residual)  # first, since fx traces with what has no sizes
+    is_taken = is_plain and input.dim() == weight.dim() == 4 and is_laid_out(input) and is_laid_out(weight)
+    padded = evenly_padded(input, weight, stride, padding, dilation) if is_taken else None
+    if padded is None:
         return _by_torch(input, weight, bias, stride, padding, dilation, groups, function, residual)
-    geometry = (_pair(stride), pads, _pair(dilation), groups)
+    input, pads = padded
+    geometry = (_each(stride, 2), pads, _each(dilation, 2), groups)
     if residual is None or (isinstance(residual, Tensor) and residual.dtype == input.dtype):
         return CONV2D(input, weight, bias, *geometry, function.name, list(function.numbers), residual, precision)
-    return _finished(CONV2D(input, weight, bias, *geometry, NONE.name, [], None, precision), function, residual)
+    return finished(CONV2D(input, weight, bias, *geometry, NONE.name, [], None, precision), function, residual)
 
 
 def check_precision(precision: str) -> None:
@@ -124,7 +126,7 @@ def _compute(
     except UnsupportedProblem:
         return laid_out(_by_torch(input, weight, bias, *geometry, function, residual))
     if not last:
-        output = laid_out(_finished(output, function, residual))
+        output = laid_out(finished(output, function, residual))
     return output
 
 
@@ -257,7 +259,7 @@ def _is_supported(index: int) -> bool:
     return True
 
 
-def _is_plain_call(*operands: Any) -> bool:
+def is_plain_call(*operands: Any) -> bool:
     """Whether the operator may compute the call: not for subclasses of Tensor, autocast and derivatives of torch.func.
 
     Tensors of torch's own tracers count as plain: the operator has an implementation for them.
@@ -329,9 +331,9 @@ def _is_fused(residual: Tensor, input: Tensor, weight: Tensor, geometry: tuple[A
 def output_shape(
     input: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> list[int]:
-    """(N, M, OH, OW); its sizes may be symbols."""
+    """(N, M, OH, OW), or (N, M, OL) for signals; its sizes may be symbols."""
     shape = [input.shape[0], weight.shape[0]]
-    for axis in (0, 1):
+    for axis in range(weight.dim() - 2):
         reach = dilation[axis] * (weight.shape[2 + axis] - 1) + 1
         shape.append((input.shape[2 + axis] + 2 * padding[axis] - reach) // stride[axis] + 1)
     return shape
@@ -349,7 +351,7 @@ def _by_torch(
     residual: Tensor | float | None,
 ) -> Tensor:
     """The same by torch's own kernels."""
-    return _finished(F.conv2d(input, weight, bias, stride, padding, dilation, groups), activation, residual)
+    return finished(F.conv2d(input, weight, bias, stride, padding, dilation, groups), activation, residual)
 
 
 def torch_in(precision: str) -> AbstractContextManager[None]:
@@ -360,25 +362,33 @@ def torch_in(precision: str) -> AbstractContextManager[None]:
     return convolutions_by(by_torch_in_fp32) if precision == FP32 else nullcontext()
 
 
-def _finished(output: Tensor, activation: Activation, residual: Tensor | float | None) -> Tensor:
+def finished(output: Tensor, activation: Activation, residual: Tensor | float | None) -> Tensor:
     """The output of a convolution after residual and activation, by torch."""
     return activated(output if residual is None else output + residual, activation)
 
 
-def _pair(value: Pair) -> list[int]:
-    """A number or a sequence of one or two numbers as the values of both axes."""
+def _each(value: Pair, axes: int) -> list[int]:
+    """A number, or a sequence of one or of a number for each axis, as the values of all axes."""
     if isinstance(value, int):
-        return [value, value]
-    return [*value] * 2 if len(value) == 1 else [*value]
+        return [value] * axes
+    return [*value] * axes if len(value) == 1 else [*value]
 
 
-def pads_of(padding: Pair | str, weight: Tensor, stride: Pair, dilation: Pair) -> list[int] | None:
-    """The padding of both axes; None where it is not the same on both sides, or torch refuses it."""
+def evenly_padded(
+    input: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair
+) -> tuple[Tensor, list[int]] | None:
+    """An input, and the zeros on each side of each of its axes; None where torch refuses a padding by its name.
+
+    Where "same" asks for an odd number of zeros, the last one is part of the input, which is a copy then, as in torch.
+    """
+    axes = weight.dim() - 2
     if not isinstance(padding, str):
-        return _pair(padding)
+        return input, _each(padding, axes)
     if padding == "valid":
-        return [0, 0]
-    if padding != "same" or weight.dim() != 4 or _pair(stride) != [1, 1]:
+        return input, [0] * axes
+    if padding != "same" or _each(stride, axes) != [1] * axes:
         return None
-    reaches = [(size - 1) * step for size, step in zip(weight.shape[2:], _pair(dilation), strict=True)]
-    return None if any(reach % 2 for reach in reaches) else [reach // 2 for reach in reaches]
+    zeros = [(size - 1) * step for size, step in zip(weight.shape[2:], _each(dilation, axes), strict=True)]
+    if any(count % 2 for count in zeros):
+        input = F.pad(input, [count for axis in reversed(zeros) for count in (0, axis % 2)])
+    return input, [count // 2 for count in zeros]

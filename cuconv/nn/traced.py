@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cuconv.nn.formats import TYPES
-from cuconv.nn.layout import CHANNELS_LAST, order
+from cuconv.nn.layout import CHANNELS_LAST, SIGNAL_LAST, order
 from cuconv.nn.operator import autocasts, output_shape
 
-torchs_convolution, torchs_batch_norm = F.conv2d, F.batch_norm  # tools put functions that count in their places
+# Tools put functions that count in their places.
+torchs_convolutions, torchs_batch_norm = (F.conv1d, F.conv2d), F.batch_norm
 
 _library = torch.library.Library("cuconv", "FRAGMENT")
 _library.define(
@@ -33,6 +34,12 @@ _library.define(
 )
 
 
+def convolution(input: Tensor, weight: Tensor, *options: Any) -> Tensor:
+    """torch's convolution of images or, where the weights are those of signals, of signals."""
+    output: Tensor = (F.conv1d if weight.dim() == 3 else F.conv2d)(input, weight, *options)
+    return output
+
+
 def _output_of_convolution(
     input: Tensor,
     weight: Tensor,
@@ -42,10 +49,14 @@ def _output_of_convolution(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """An output without data in the layout of torch's: channels last, where the input or the weights are."""
+    """An output without data in the layout of torch's: channels last, where the input or the weights are.
+
+    Of signals, the weights alone decide: torch makes the input contiguous.
+    """
     shape = output_shape(input, weight, stride, padding, dilation)
-    if CHANNELS_LAST in (order(input), order(weight)):
-        return torch.empty_permuted(shape, CHANNELS_LAST, dtype=input.dtype, device=input.device)
+    last, deciding = (SIGNAL_LAST, (weight,)) if weight.dim() == 3 else (CHANNELS_LAST, (input, weight))
+    if last in map(order, deciding):
+        return torch.empty_permuted(shape, last, dtype=input.dtype, device=input.device)
     return input.new_empty(shape)
 
 
@@ -61,7 +72,7 @@ def _output_of_batch_norm(input: Tensor, *_: Any) -> Tensor:
 
 
 for _name, _function, _without_data in (
-    ("convolution", F.conv2d, _output_of_convolution),
+    ("convolution", convolution, _output_of_convolution),
     ("batch_norm", batch_norm, _output_of_batch_norm),
 ):
     _library.impl(_name, _function, "CompositeExplicitAutograd")
@@ -95,10 +106,8 @@ def _class_of_torch(layer: nn.Module) -> type[nn.Module]:
     return next(kind for kind, traced in TRACED.items() if type(layer) is traced)
 
 
-class Conv2d(_Traced, nn.Conv2d):
-    """torch.nn.Conv2d, which torch's compiler reads as CONVOLUTION where it is one of a type that cuConv computes."""
-
-    __module__ = nn.Conv2d.__module__
+class _TracedConvolution(_Traced, nn.modules.conv._ConvNd):
+    """A convolution of torch, which its compiler reads as CONVOLUTION where cuConv may compute its type."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The convolution."""
@@ -110,19 +119,29 @@ class Conv2d(_Traced, nn.Conv2d):
         return super()._conv_forward(input, weight, bias)
 
 
-def _is_plain(layer: nn.Conv2d, input: Tensor, weight: Tensor) -> bool:
+class Conv1d(_TracedConvolution, nn.Conv1d):
+    """torch.nn.Conv1d."""
+
+    __module__ = nn.Conv1d.__module__
+
+
+class Conv2d(_TracedConvolution, nn.Conv2d):
+    """torch.nn.Conv2d."""
+
+    __module__ = nn.Conv2d.__module__
+
+
+def _is_plain(layer: nn.modules.conv._ConvNd, input: Tensor, weight: Tensor) -> bool:
     """Whether CONVOLUTION computes a call of a layer."""
-    if F.conv2d is not torchs_convolution or autocasts(input):
+    if F.conv1d is not torchs_convolutions[0] or F.conv2d is not torchs_convolutions[1] or autocasts(input):
         return False
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         return False
-    return input.dim() == 4 and input.dtype == weight.dtype and input.dtype in TYPES
+    return input.dim() == weight.dim() and input.dtype == weight.dtype and input.dtype in TYPES
 
 
-class BatchNorm2d(_Traced, nn.BatchNorm2d):
-    """torch.nn.BatchNorm2d, which torch's compiler reads as BATCH_NORM where the statistics are fixed."""
-
-    __module__ = nn.BatchNorm2d.__module__
+class _TracedNorm(_Traced, nn.modules.batchnorm._BatchNorm):
+    """A batch norm of torch, which torch's compiler reads as BATCH_NORM where the statistics are fixed."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The batch norm."""
@@ -134,7 +153,24 @@ class BatchNorm2d(_Traced, nn.BatchNorm2d):
         return output
 
 
-TRACED: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: Conv2d, nn.BatchNorm2d: BatchNorm2d}
+class BatchNorm1d(_TracedNorm, nn.BatchNorm1d):
+    """torch.nn.BatchNorm1d."""
+
+    __module__ = nn.BatchNorm1d.__module__
+
+
+class BatchNorm2d(_TracedNorm, nn.BatchNorm2d):
+    """torch.nn.BatchNorm2d."""
+
+    __module__ = nn.BatchNorm2d.__module__
+
+
+TRACED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Conv1d: Conv1d,
+    nn.Conv2d: Conv2d,
+    nn.BatchNorm1d: BatchNorm1d,
+    nn.BatchNorm2d: BatchNorm2d,
+}
 
 
 def trace(model: nn.Module) -> list[nn.Module]:

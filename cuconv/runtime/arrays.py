@@ -94,6 +94,10 @@ class TorchArrays:
         last = t.dim() == 4 and is_channels_last(tuple(t.shape), t.stride())
         return (EITHER if last else FIRST) if t.is_contiguous() else LAST if last else ""
 
+    def as_row(self, t: Any) -> Any:
+        """A tensor (..., L) as (..., 1, L) in the same memory."""
+        return t.unsqueeze(-2)
+
     def detached(self, t: Any) -> Any:
         """The tensor without its gradient, in the same memory."""
         return t.detach()
@@ -160,7 +164,8 @@ class TorchArrays:
             if not is_channels_last(tuple(tensor.shape), tensor.stride()):
                 raise UnsupportedProblem(
                     f"{name} is {tensor.dtype} and not channels last (strides {tensor.stride()}): "
-                    "call .to(memory_format=torch.channels_last), of a single image on image[None]"
+                    "call .to(memory_format=torch.channels_last), of a single image on image[None], and for conv1d "
+                    ".mT.contiguous().mT"
                 )
         elif contiguous and not self.layout(tensor):
             raise UnsupportedProblem(
@@ -251,6 +256,10 @@ class CupyArrays:
         last = a.ndim == 4 and is_channels_last(a.shape, self.strides(a))
         return (EITHER if last else FIRST) if a.flags.c_contiguous else LAST if last else ""
 
+    def as_row(self, a: Any) -> Any:
+        """An array (..., L) as (..., 1, L) in the same memory."""
+        return a[..., None, :]
+
     def detached(self, a: Any) -> Any:
         """The array itself: CuPy has no gradients."""
         return a
@@ -310,7 +319,8 @@ class CupyArrays:
             if not is_channels_last(array.shape, self.strides(array)):
                 raise UnsupportedProblem(
                     f"{name} is float16 and not channels last (strides {array.strides}): "
-                    "use cupy.ascontiguousarray(a.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)"
+                    "use cupy.ascontiguousarray(a.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2), and for conv1d "
+                    "cupy.ascontiguousarray(a.swapaxes(-2, -1)).swapaxes(-2, -1)"
                 )
         elif contiguous and not self.layout(array):
             raise UnsupportedProblem(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cuconv import ConvProblem, UnsupportedProblem, conv, conv2d, plan, precompile
+from cuconv import ConvProblem, UnsupportedProblem, conv, conv1d, conv2d, plan, precompile
 from cuconv.core.geometry import Geometry
 from cuconv.device import H200
 from cuconv.operands import check_operands
@@ -60,6 +60,10 @@ CALLS = {
             *("input", "weight", "bias", "stride", "padding", "dilation", "groups", "relu", "residual", "algorithm"),
             *("activation", "precision", "out"),
         )
+    },
+    **{
+        f"conv1d {name}": lambda value, name=name: conv1d(**({"input": X[0], "weight": W[0]} | {name: value}))
+        for name in ("input", "weight", "bias", "stride", "padding", "dilation", "groups", "residual", "out")
     },
     **{
         f"geometry {name}": lambda value, name=name: Geometry(**{name: value}).problem(X.shape, W.shape, "fp32")

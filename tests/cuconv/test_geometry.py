@@ -25,6 +25,16 @@ def test_output_shapes_are_torchs(stride, padding, dilation):
         assert geometry.problem(INPUT, WEIGHT, "fp32").output_shape == expected
 
 
+@pytest.mark.parametrize("filter", [(2, 3), (3, 4), (6, 1)])
+def test_an_even_filter_has_equal_padding_where_the_dilation_makes_it_equal(filter):
+    shapes = INPUT, (6, 8, *filter)
+    with pytest.raises(UnsupportedProblem, match="pad the input"):
+        Geometry(padding="same").problem(*shapes, "fp32")
+    problem = Geometry(padding="same", dilation=2).problem(*shapes, "fp32")
+    assert problem.output_shape == (2, 6, *INPUT[2:])
+    assert (problem.pad_h, problem.pad_w) == tuple(size - 1 for size in filter)
+
+
 def test_channels_fit_the_groups():
     with pytest.raises(UnsupportedProblem, match="groups=1"):
         Geometry().problem(INPUT, WEIGHT, "fp32")

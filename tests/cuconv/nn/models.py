@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 
 def operands(groups=1):
@@ -99,6 +100,41 @@ class WritesItsInput(nn.Module):
         x = x + 1
         out = self.conv(x)
         return out + F.relu(x, inplace=True)
+
+
+class Blocks(nn.Module):
+    """Residual blocks of dilated convolutions with LeakyReLU ahead, as in HiFi-GAN."""
+
+    def __init__(self, channels, length, dilations):
+        super().__init__()
+        self.first = nn.ModuleList([self.layer(channels, length, dilation) for dilation in dilations])
+        self.second = nn.ModuleList([self.layer(channels, length, 1) for _ in dilations])
+
+    def layer(self, channels, length, dilation):
+        return weight_norm(nn.Conv1d(channels, channels, length, dilation=dilation, padding=length // 2 * dilation))
+
+    def forward(self, x):
+        for first, second in zip(self.first, self.second, strict=True):
+            x = second(F.leaky_relu(first(F.leaky_relu(x, 0.1)), 0.1)) + x
+        return x
+
+
+class Generator(nn.Module):
+    """A vocoder from 10 bands to a waveform of four times the length."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv1d(10, 16, 7, padding=3)
+        self.up = nn.ModuleList([nn.ConvTranspose1d(16, 8, 4, 2, 1), nn.ConvTranspose1d(8, 8, 4, 2, 1)])
+        self.blocks = nn.ModuleList([nn.ModuleList([Blocks(8, 3, (1, 3)), Blocks(8, 7, (1, 5))]) for _ in self.up])
+        self.last = nn.Conv1d(8, 1, 7, padding=3)
+
+    def forward(self, x):
+        x = self.first(x)
+        for up, blocks in zip(self.up, self.blocks, strict=True):
+            x = up(F.leaky_relu(x, 0.1))
+            x = (blocks[0](x) + blocks[1](x)) / 2
+        return torch.tanh(self.last(F.leaky_relu(x)))
 
 
 MODELS = {

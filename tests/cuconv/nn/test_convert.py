@@ -292,15 +292,15 @@ def test_modules_in_training_mode_stay_so():
     assert report.rows[0].folded == ()
 
 
-def test_what_is_not_a_convolution_of_two_dimensions_is_told(on_a_gpu):
-    layers = nn.ModuleList([nn.Conv1d(2, 2, 1), nn.ConvTranspose2d(2, 2, 1), nn.Conv3d(2, 2, 1)])
+def test_what_is_neither_a_1d_nor_a_2d_convolution_is_told(on_a_gpu):
+    layers = nn.ModuleList([nn.ConvTranspose1d(2, 2, 1), nn.ConvTranspose2d(2, 2, 1), nn.Conv3d(2, 2, 1)])
 
     def call(model, x):
         return model.layers[0](x.flatten(2)), model.layers[1](x), model.layers[2](x[:, :, None])
 
     model = Model(call, layers=layers)
     _, report = cuconv.nn.convert(model.eval(), torch.randn(2, 2, 6, 6))
-    assert [row.reason for row in report.left] == ["it is conv1d", "it is conv_transpose2d", "it is conv3d"]
+    assert [row.reason for row in report.left] == ["it is conv_transpose1d", "it is conv_transpose2d", "it is conv3d"]
 
 
 def test_a_report_of_a_model_that_is_not_captured_says_why(on_a_gpu):

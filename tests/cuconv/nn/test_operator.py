@@ -69,7 +69,6 @@ def test_it_compiles_in_one_graph(on_a_gpu, given):
         "channels last": lambda x, w, b: (x.to(memory_format=torch.channels_last), w, b),
         "empty batch": lambda x, w, b: (x[:0], w, b),
         "one image": lambda x, w, b: (x[0], w, b),
-        "even filter": lambda x, w, b: (x, w[:, :, :2, :2].contiguous(), b),
     }.items(),
     ids=lambda item: item[0],
 )
@@ -79,6 +78,19 @@ def test_what_cuconv_does_not_take_goes_to_torch(on_a_gpu, change):
         cuconv.nn.conv2d(x, weight, bias, padding="same"), F.conv2d(x, weight, bias, padding="same"), check_stride=True
     )
     assert on_a_gpu == []
+
+
+@pytest.mark.parametrize("filter", [(2, 2), (3, 2), (4, 1)])
+@pytest.mark.parametrize("dilation", [1, 2, (1, 2)])
+def test_same_padding_that_differs_on_both_sides(on_a_gpu, filter, dilation):
+    x, weight, bias = operands()
+    weight = weight.repeat(1, 1, 2, 1)[:, :, : filter[0], : filter[1]].contiguous()
+    options = {"padding": "same", "dilation": dilation}
+    assert close(cuconv.nn.conv2d(x, weight, bias, **options), F.conv2d(x, weight, bias, **options))
+    x, weight = (one.bfloat16().to(memory_format=torch.channels_last) for one in (x, weight))
+    ours = cuconv.nn.conv2d(x, weight, **options)
+    assert close(ours, F.conv2d(x.double(), weight.double(), **options), 1e-2)
+    assert ours.is_contiguous(memory_format=torch.channels_last) and len(on_a_gpu) == 2
 
 
 def test_a_residual_that_is_broadcast_is_added_by_torch(on_a_gpu):

@@ -34,6 +34,19 @@ def test_outputs_without_data_are_like_those_with_data(layout, groups, stride, p
         assert (ours.shape, ours.stride(), ours.dtype) == (theirs.shape, theirs.stride(), theirs.dtype)
 
 
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("length", [1, 3])
+def test_signals_without_data_are_like_those_with_data(together, length):
+    layer, x = nn.Conv1d(4, 6, length, 2, 1, 2), torch.randn(2, 4, 11)
+    x = x.mT.contiguous().mT if together else x
+    operands = (x, layer.weight.detach(), layer.bias.detach(), layer.stride, layer.padding, layer.dilation, 1)
+    output = traced.CONVOLUTION(*operands)
+    with FakeTensorMode() as mode:
+        without = traced.CONVOLUTION(*map(mode.from_tensor, operands[:3]), *operands[3:])
+    torch.testing.assert_close(output, layer(x).detach())
+    assert (without.shape, without.stride(), without.dtype) == (output.shape, output.stride(), output.dtype)
+
+
 def test_layers_are_torchs_to_other_tools(on_a_gpu):
     model, x = made("block")
     converted, report = cuconv.nn.convert(model, x)
@@ -63,11 +76,12 @@ def test_layers_of_a_model_without_graphs_are_torchs(on_a_gpu):
     [
         nn.Conv2d(4, 8, 3, padding="same"),
         nn.Conv2d(4, 8, 4, padding="same"),
+        nn.Conv2d(4, 8, 2, padding="same", dilation=2),
         nn.Conv2d(4, 8, 3, padding=1, padding_mode="reflect"),
         nn.Sequential(nn.BatchNorm2d(4, track_running_stats=False), nn.Conv2d(4, 4, 1)),
         nn.Sequential(nn.BatchNorm2d(4, affine=False), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4, affine=False)),
     ],
-    ids=["same", "same, uneven", "reflect", "no statistics", "no weights"],
+    ids=["same", "same, uneven", "same, even by dilation", "reflect", "no statistics", "no weights"],
 )
 def test_other_options_of_layers(on_a_gpu, layer):
     model = nn.Sequential(layer, nn.ReLU()).eval()

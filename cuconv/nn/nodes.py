@@ -1,0 +1,22 @@
+"""Nodes of graphs of torch: what uses them, and what is known of their tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+Node = Any  # fx.Node, whose own annotations allow no more than to look at its arguments
+
+
+def only_user(node: Node) -> Node | None:
+    """The node that alone uses another one, if there is one."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def kind_of(node: Node) -> tuple[Any, ...]:
+    """The dtype, and the sizes as numbers and sympy expressions, of a node's tensor."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return (node,)
+    return (value.dtype, value.device, *(size if isinstance(size, int) else size.node.expr for size in value.shape))
