@@ -44,20 +44,24 @@ constexpr int TARGET_EXPONENT = 14;              // of a maximum after scaling; 
 // Channels with at least this exponent stay as they are: scaling them would cost the input as much of its range.
 constexpr int LEAST_UNSCALED = TARGET_EXPONENT - 6;
 
-// The weights of a chunk, as they lie in each filter from the first of the chunk's channels on.
+// The weights of a chunk that a lane loads from each filter: every 32nd from the lane's own on. They are `length`, after
+// the first weight of the chunk's channels; of a piece they are not neighbours.
 struct ChunkWeights {
-    int length;  // of all that a filter has, in the chunk
+    int length;
 #if PIECES
     int row, column, kernel_h, kernel_w;  // the piece's first row and column in the filter, and the filter's size
 #endif
-    // Weight `i` of a filter; 0 where there is none. A piece may reach beyond the filter's end.
+    // The lane's weight number `i`; 0 where there is none, or where the piece reaches beyond the filter's end.
     __device__ __forceinline__ float load(const float* filter, bool exists, int i) const {
+        const int lane = threadIdx.x % 32;
 #if PIECES
-        const int channel = i / TAPS, tap = i % TAPS, ky = row + tap / KW, kx = column + tap % KW;
-        exists = exists && i < length && ky < kernel_h && kx < kernel_w;
+        const int weight = lane + i * 32, channel = weight / TAPS, tap = weight % TAPS;
+        const int ky = row + tap / KW, kx = column + tap % KW;
+        exists = exists && weight < length && ky < kernel_h && kx < kernel_w;
         return exists ? filter[(channel * kernel_h + ky) * kernel_w + kx] : 0.0f;
 #else
-        return exists && i < length ? filter[i] : 0.0f;
+        const float* const own = filter + lane;  // one address for all loads
+        return i * 32 < (exists ? length - lane : 0) ? own[i * 32] : 0.0f;
 #endif
     }
 };
@@ -154,7 +158,7 @@ __device__ __forceinline__ void scale_filters(const float* weight, float* tile, 
         if (filter >= count) filter -= back;
         const float* const from = weight + filter * pitch;
 #pragma unroll
-        for (int i = 0; i < LOADS; ++i) values[j][i] = chunk.load(from, filter < count, lane + i * 32);
+        for (int i = 0; i < LOADS; ++i) values[j][i] = chunk.load(from, filter < count, i);
     }
     unsigned most[WARP_FILTERS];
 #pragma unroll
