@@ -78,8 +78,10 @@ def _dimensions(node: Any) -> int:
 def _behind(user: Node) -> Node:
     """An operation on images of one row in the place of one on signals; returns the view of its result as a signal."""
     graph = user.graph
+    # Channels are axis 1 of both; counted from the end, axis -2 of signals would be the row of images.
+    args = (user.args[0], 1) if user.target is aten.cat.default else user.args
     with graph.inserting_before(user):
-        moved = graph.call_function(user.target, fx.map_arg(user.args, _rows_of), user.kwargs)
+        moved = graph.call_function(user.target, fx.map_arg(args, _rows_of), user.kwargs)
         view = graph.call_function(aten.squeeze.dim, (moved, 2))
     moved.meta, view.meta = {**user.meta, "val": as_row(user.meta["val"])}, dict(user.meta)
     user.replace_all_uses_with(view)
