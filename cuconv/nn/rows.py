@@ -23,10 +23,10 @@ aten = torch.ops.aten
 
 
 def keep_rows(graph: fx.Graph) -> None:
-    """Move views of images of one row as signals behind what fusions look for, as far as possible.
+    """Move each view of an image as a signal behind the operations that fusions look for, and erase views that cancel.
 
-    A view stays where the result of what it precedes would differ, also in its strides, or where something else reads
-    the signal too.
+    A view stays ahead of an operation whose result, strides included, would differ on images, and where a second node
+    reads the signal.
     """
     node: Node
     for node in list(graph.nodes):
@@ -40,6 +40,7 @@ def keep_rows(graph: fx.Graph) -> None:
         if not _is_row(node):
             continue
         (signal, _) = node.args
+        # A view that stayed, since its signal has other readers; this one reads an activation of the signal.
         if only_user(signal) is node and activation_in(signal) is not None and _is_signal(signal.args[0]):
             signal = _behind(signal)
         if _is_signal(signal):

@@ -56,8 +56,8 @@ struct Eight {
     float of[8];
 };
 
-// The formulas but IDENTITY and CLAMP. Not inlined: between the products and the stores of a small kernel, also code
-// that is jumped over takes time, since instructions are fetched in a row.
+// The formulas but IDENTITY and CLAMP. Not inlined: instructions are fetched in order, so that in a small kernel code
+// between the products and the stores costs time even where it is skipped.
 __device__ __noinline__ Eight computed(Eight x, int kind, float first, float second) {
     const Factor factor(kind == HARD_GATE || kind == LOGISTIC_GATE);
     if (kind == LEAKY) {

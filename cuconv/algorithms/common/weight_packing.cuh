@@ -44,13 +44,13 @@ constexpr int TARGET_EXPONENT = 14;              // of a maximum after scaling; 
 // Channels with at least this exponent stay as they are: scaling them would cost the input as much of its range.
 constexpr int LEAST_UNSCALED = TARGET_EXPONENT - 6;
 
-// The weights of a chunk, as they lie in each filter from the first of the chunk's channels on.
+// Where each filter has its weights of a chunk, from those of the chunk's first channel on.
 struct ChunkWeights {
-    int length;  // of all that a filter has, in the chunk
+    int length;  // TAPS for each channel of the chunk that exists
 #if PIECES
     int row, column, kernel_h, kernel_w;  // the piece's first row and column in the filter, and the filter's size
 #endif
-    // Weight `i` of a filter; 0 where there is none. A piece may reach beyond the filter's end.
+    // Weight `i` of the chunk, of a filter; 0 where there is none: a piece may reach beyond the filter's end.
     __device__ __forceinline__ float load(const float* filter, bool exists, int i) const {
 #if PIECES
         const int channel = i / TAPS, tap = i % TAPS, ky = row + tap / KW, kx = column + tap % KW;
