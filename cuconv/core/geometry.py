@@ -80,9 +80,10 @@ def pair(name: str, value: Any) -> tuple[int, int]:
 
 
 def in_a_row(name: str, value: Any, other: int) -> Any:
-    """An argument of conv1d as conv2d takes it: other on the vertical axis; a word, such as "same", stays as it is.
+    """An argument of conv1d as conv2d takes it, with `other` as the value of the vertical axis.
 
-    Raises UnsupportedProblem for what is neither a whole number nor one in a tuple or list.
+    A word, such as "same", stays as it is. Raises UnsupportedProblem for what is neither a whole number nor a tuple or
+    list of one.
     """
     if isinstance(value, str):
         return value

@@ -23,10 +23,10 @@ aten = torch.ops.aten
 
 
 def keep_rows(graph: fx.Graph) -> None:
-    """Move views of images of one row as signals behind what fusions look for, as far as possible.
+    """Move each view of an image as a signal behind the operations that fusions look for, and erase views that cancel.
 
-    A view stays where the result of what it precedes would differ, also in its strides, or where something else reads
-    the signal too.
+    A view stays ahead of an operation whose result, strides included, would differ on images, and where a second node
+    reads the signal.
     """
     node: Node
     for node in list(graph.nodes):
@@ -40,6 +40,7 @@ def keep_rows(graph: fx.Graph) -> None:
         if not _is_row(node):
             continue
         (signal, _) = node.args
+        # A view that stayed, since its signal has other readers; this one reads an activation of the signal.
         if only_user(signal) is node and activation_in(signal) is not None and _is_signal(signal.args[0]):
             signal = _behind(signal)
         if _is_signal(signal):
@@ -78,8 +79,10 @@ def _dimensions(node: Any) -> int:
 def _behind(user: Node) -> Node:
     """An operation on images of one row in the place of one on signals; returns the view of its result as a signal."""
     graph = user.graph
+    # Channels are axis 1 of both; counted from the end, axis -2 of signals would be the row of images.
+    args = (user.args[0], 1) if user.target is aten.cat.default else user.args
     with graph.inserting_before(user):
-        moved = graph.call_function(user.target, fx.map_arg(user.args, _rows_of), user.kwargs)
+        moved = graph.call_function(user.target, fx.map_arg(args, _rows_of), user.kwargs)
         view = graph.call_function(aten.squeeze.dim, (moved, 2))
     moved.meta, view.meta = {**user.meta, "val": as_row(user.meta["val"])}, dict(user.meta)
     user.replace_all_uses_with(view)

@@ -19,7 +19,7 @@ from cuconv.nn.formats import TYPES
 from cuconv.nn.layout import CHANNELS_LAST, SIGNAL_LAST, order
 from cuconv.nn.operator import autocasts, output_shape
 
-# Tools put functions that count in their places.
+# Tools that count calls replace these functions; layers then call theirs.
 torchs_convolutions, torchs_batch_norm = (F.conv1d, F.conv2d), F.batch_norm
 
 _library = torch.library.Library("cuconv", "FRAGMENT")
@@ -35,7 +35,7 @@ _library.define(
 
 
 def convolution(input: Tensor, weight: Tensor, *options: Any) -> Tensor:
-    """torch's convolution of images or, where the weights are those of signals, of signals."""
+    """torch's 2D convolution of images, or its 1D convolution of signals; the weights tell which."""
     output: Tensor = (F.conv1d if weight.dim() == 3 else F.conv2d)(input, weight, *options)
     return output
 
@@ -120,20 +120,20 @@ class _TracedConvolution(_Traced, nn.modules.conv._ConvNd):
 
 
 class Conv1d(_TracedConvolution, nn.Conv1d):
-    """torch.nn.Conv1d."""
+    """A torch.nn.Conv1d whose call torch's compiler reads as one operator."""
 
     __module__ = nn.Conv1d.__module__
 
 
 class Conv2d(_TracedConvolution, nn.Conv2d):
-    """torch.nn.Conv2d."""
+    """A torch.nn.Conv2d whose call torch's compiler reads as one operator."""
 
     __module__ = nn.Conv2d.__module__
 
 
 def _is_plain(layer: nn.modules.conv._ConvNd, input: Tensor, weight: Tensor) -> bool:
     """Whether CONVOLUTION computes a call of a layer."""
-    if F.conv1d is not torchs_convolutions[0] or F.conv2d is not torchs_convolutions[1] or autocasts(input):
+    if (F.conv1d, F.conv2d) != torchs_convolutions or autocasts(input):
         return False
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         return False
@@ -154,13 +154,13 @@ class _TracedNorm(_Traced, nn.modules.batchnorm._BatchNorm):
 
 
 class BatchNorm1d(_TracedNorm, nn.BatchNorm1d):
-    """torch.nn.BatchNorm1d."""
+    """A torch.nn.BatchNorm1d whose call torch's compiler reads as one operator."""
 
     __module__ = nn.BatchNorm1d.__module__
 
 
 class BatchNorm2d(_TracedNorm, nn.BatchNorm2d):
-    """torch.nn.BatchNorm2d."""
+    """A torch.nn.BatchNorm2d whose call torch's compiler reads as one operator."""
 
     __module__ = nn.BatchNorm2d.__module__
 

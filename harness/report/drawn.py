@@ -75,7 +75,7 @@ def _facts(results: Results, compared: pd.DataFrame, chosen: pd.DataFrame) -> di
 
 
 def _first(rows: pd.DataFrame, column: str) -> str:
-    """The ratio of the first of some cases, and the label of the case."""
+    """The ratio and the label of the first of some cases; a dash where there is none."""
     for case in each(rows.head(1)):
         return f"{times(getattr(case, column))} ({problem_of(case).label})"
     return NONE

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cuconv
 from cuconv import UnsupportedProblem
 from cuconv.core.geometry import Geometry, in_a_row
-from cuconv.runtime.arrays import CupyArrays, is_channels_last
+from cuconv.runtime.arrays import CupyArrays, TorchArrays, is_channels_last
 from tests.cuconv.fake_gpu import Recorder
 
 X, WEIGHT, BIAS = torch.zeros(2, 4, 35), torch.zeros(9, 4, 3), torch.zeros(9)
@@ -134,7 +135,13 @@ def test_arrays_of_two_libraries_are_refused(cuda, name):
         cuconv.conv1d(**{"input": X, "weight": WEIGHT} | {name: np.zeros((9, 4, 3), np.float32)})
 
 
-def test_half_precision_in_another_layout_is_refused_as_conv2d_refuses_it():
-    for operands in ((X.half(), last_in_memory(WEIGHT)), (last_in_memory(X), WEIGHT.half())):
-        with pytest.raises(UnsupportedProblem):
-            cuconv.conv1d(*operands)
+def test_half_precision_in_another_layout_is_refused():
+    arrays = TorchArrays(torch)
+    with FakeTensorMode():  # tensors of a GPU, without data
+        first, last = (
+            arrays.as_row(torch.empty_strided((2, 16, 35), strides, dtype=torch.float16, device="cuda"))
+            for strides in ((560, 35, 1), (560, 1, 16))
+        )
+        arrays.check("input", last)
+        with pytest.raises(UnsupportedProblem, match="float16"):
+            arrays.check("input", first)

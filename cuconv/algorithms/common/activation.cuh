@@ -56,9 +56,16 @@ struct Eight {
     float of[8];
 };
 
-// The formulas but IDENTITY and CLAMP. Not inlined: between the products and the stores of a small kernel, also code
-// that is jumped over takes time, since instructions are fetched in a row.
-__device__ __noinline__ Eight computed(Eight x, int kind, float first, float second) {
+// The formulas but IDENTITY and CLAMP. Not inlined: instructions are fetched in order, so that in a small kernel code
+// between the products and the stores costs time even where it is skipped. A kernel that has no registers left for a
+// call inlines them.
+#ifndef COMPUTED
+#define COMPUTED __noinline__
+#endif
+__device__ COMPUTED Eight computed(Eight x, int kind, float first, float second) {
+    // Keeps what formulas share behind the branches: ahead of them the compiler would need a second register for each.
+#pragma unroll
+    for (int i = 0; i < 8; ++i) asm volatile("" : "+f"(x.of[i]));
     const Factor factor(kind == HARD_GATE || kind == LOGISTIC_GATE);
     if (kind == LEAKY) {
 #pragma unroll

@@ -8,7 +8,7 @@
 #include "common/hopper.cuh"
 #include "common/truncation.cuh"
 
-// Whether a filter is multiplied in pieces of KH x KW.
+// 1 where a filter is multiplied in pieces of KH x KW, 0 where it is whole.
 #ifndef PIECES
 #define PIECES 0
 #endif

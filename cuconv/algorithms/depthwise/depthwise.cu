@@ -37,6 +37,7 @@
 #include "depthwise/general.cuh"
 #else
 #include "common/activation.cuh"
+#include "common/async_copies.cuh"
 #include "common/divider.cuh"
 #include "depthwise/start.cuh"
 
@@ -232,19 +233,13 @@ struct Sums {
     }
 };
 
-// cp.async of a number of floats: starts to copy them into shared memory.
+// cp.async of a number of floats that exist: starts to copy them into shared memory.
 template <int FLOATS>
 __device__ __forceinline__ void copy_async(float* to, const float* from) {
     if constexpr (FLOATS == 4)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
-}
-// cp.async.commit_group and .wait_group: waits for all groups of copies but the last PENDING.
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-__device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // Copies, by all threads of the block: from global to shared memory, which wait_for_copies() waits for, and back. The

@@ -25,10 +25,11 @@
 // Every argument has eight bytes: a pointer or a long long.
 
 #include "common/activation.cuh"
+#include "common/async_copies.cuh"
 #include "common/convolution.cuh"
 #include "common/divider.cuh"
 
-// A bound of a thread's registers: an SM has enough for so many threads. They are 255, 168 or 128, without spills.
+// The threads whose registers an SM must hold. A thread then has at most 128, 255 or 168 registers; no variant spills.
 constexpr int SM_THREADS = FILTERS < 3 || FILTERS * ROWS < 8 ? 512 : ROWS == 2 ? 256 : 384;
 constexpr int COLUMNS = 4;                   // of outputs of a thread: a vector
 constexpr int TAPS = SIZE ? SIZE : 4;        // columns of the filter that are taken at a time
@@ -40,17 +41,6 @@ typedef float Sums[FILTERS][ROWS][COLUMNS];
 
 __device__ __forceinline__ int quotient_up(int a, int b) { return (a + b - 1) / b; }
 
-// cp.async of a float into shared memory, and a zero where it does not exist.
-__device__ __forceinline__ void copy_async(unsigned to, const float* from, bool exists) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(exists ? 4 : 0) : "memory");
-}
-// cp.async.commit_group and .wait_group: waits for all groups of copies but the last PENDING.
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-__device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
 template <int FLOATS>
 __device__ __forceinline__ void load_vectors(float (&values)[FLOATS], const float* from) {
 #pragma unroll
@@ -60,7 +50,7 @@ __device__ __forceinline__ void load_vectors(float (&values)[FLOATS], const floa
     }
 }
 
-// What a layer's filter and stride make of shared memory.
+// How the input and the weights of a channel lie in shared memory, which depends on the filter and the stride.
 struct Layout {
     int kernel_h, kernel_w, stride_h, stride_w;
     int phases;          // of the columns
@@ -167,7 +157,8 @@ __device__ __forceinline__ void copy_weights(float* to, const float* from, int c
     }
 }
 
-// Adds the sums of the threads that share a tile to those of the first of them: halves of them, quarters, and so on.
+// Adds the sums of the threads that share a tile. Half of the shares hand theirs to the other half, then half of these,
+// and so on, until share 0 has the whole sum.
 __device__ __forceinline__ void add_shares(Sums& sums, float4* shared, int share, int shares) {
     const int tile_threads = blockDim.x / shares;
     for (int half = shares / 2; half > 0; half /= 2) {
@@ -191,7 +182,8 @@ __device__ __forceinline__ void add_shares(Sums& sums, float4* shared, int share
     }
 }
 
-// Writes up to four outputs of a row: those of the plane that exist. vector: whether rows are whole vectors.
+// Adds bias and residual to four sums of a row, and writes the activation of those that lie in the plane. columns: how
+// many do. vector: whether all four do, at an address that is a multiple of 16 bytes.
 __device__ __forceinline__ void write_row(float* to, const float* residual, const float (&sums)[COLUMNS], float bias,
                                           bool has_bias, const Activation& activation, int columns, bool vector) {
     float values[COLUMNS], added[COLUMNS] = {};

@@ -40,7 +40,7 @@ WARP = 32  # lanes
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The constants of the cost model, in microseconds of what each says."""
+    """The constants of the cost model, in microseconds."""
 
     start: float = constant("a launch, and a block from start to end, without what follows")
     chunk: float = constant("a block's latency of a chunk of channels: copies, and two barriers")
@@ -137,8 +137,8 @@ class Direct(ManyConfigurations[DirectConfig, Costs]):
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: DirectConfig, costs: Costs) -> float:
         """The device time in microseconds, by the cost model with the given constants.
 
-        Four times overlap: the latency of a block, in as many waves as an SM needs for its blocks; what the SM issues;
-        its shared memory; and device memory with the L2 cache. Their norm goes from one to the other.
+        Four times overlap, so that their norm counts: the latency of a block, in as many waves as an SM needs for its
+        blocks; the instructions that the SM issues; its shared memory; and device memory with the L2 cache.
         """
         p, c = problem, config
         outputs = c.filters_of_thread * c.rows_of_thread * COLUMNS
@@ -159,7 +159,7 @@ class Direct(ManyConfigurations[DirectConfig, Costs]):
         return us
 
     def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
-        """The time of the operands in device memory or of the products, in microseconds; inf for many filters."""
+        """The time of the operands or of the products in microseconds; inf for many filters, or a dilation."""
         p = problem
         if p.group_filters > MAX_FILTERS or p.dilation_h > 1 or p.dilation_w > 1:
             return inf
@@ -212,12 +212,12 @@ def _power_of_two(number: int) -> int:
 
 
 def _phases(problem: ConvProblem) -> int:
-    """The parts of the input's columns that a stride makes."""
+    """The phases of the input's columns: those of equal remainder by the stride that the filter reads."""
     return min(problem.stride_w, problem.kw)
 
 
 def _phase_taps(problem: ConvProblem) -> int:
-    """The columns of the filter that read the first phase, which are the most."""
+    """The columns of the filter that read the first phase; no other phase has more."""
     return int(ceil_div(problem.kw, problem.stride_w))
 
 
@@ -232,7 +232,7 @@ def _rows(problem: ConvProblem, tile_h: Number) -> Number:
 
 
 def _columns(problem: ConvProblem, tile_w: Number) -> Number:
-    """The columns of the input that a block copies for a tile: as many of each phase."""
+    """The columns of the input that a block copies for a tile: equally many of each phase."""
     return _phases(problem) * (tile_w + _phase_taps(problem) - 1)
 
 

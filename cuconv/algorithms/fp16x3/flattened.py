@@ -18,12 +18,13 @@ SLOT = 128  # positions: the unit of a chunk's size in shared memory
 MAX_SLOTS = 9
 MAX_FILTER = 7  # rows and columns of a filter, or of a piece of one
 PIECES = (3, 5, 7)  # rows and columns of the pieces of larger filters
-# Positions of a row of a strip, at most: a halo of more rows would leave the registers and shared memory less for sums.
+# Positions of a row for which a strip's slots are counted; strips are then as wide as their slots allow. Longer rows
+# have longer halos, which leave less shared memory for stages.
 MAX_PITCH = 63
 
 
 class Cut(NamedTuple):
-    """The rows and columns of a piece of the filter, and the columns of the output that a strip has."""
+    """The rows and columns of a piece of the filter, and the columns of the output in a strip."""
 
     kh: int
     kw: int
@@ -63,13 +64,13 @@ def flattened(problem: ConvProblem, cut: Cut | None) -> Flattened:
 
 
 def is_whole(problem: ConvProblem) -> bool:
-    """Whether images can stay whole: the filter is small, and reaches beyond an image by less than its own size."""
+    """Whether images can stay whole: the filter is small, and the padding smaller than the filter."""
     p = problem
     return p.kh <= MAX_FILTER and p.kw <= MAX_FILTER and p.pad_h < p.kh and p.pad_w < p.kw
 
 
 def may_be_cut(problem: ConvProblem) -> bool:
-    """Whether `cuts` may find any: where images cannot stay whole, or have longer rows than strips."""
+    """Whether `cuts` may find any: where images cannot stay whole, or have rows of more than MAX_PITCH positions."""
     return not is_whole(problem) or problem.w + problem.pad_w > MAX_PITCH
 
 
@@ -80,7 +81,7 @@ def cuts(problem: ConvProblem, positions: int) -> list[Cut]:
     found = []
     for kh, kw in product(_sizes(problem.kh), _sizes(problem.kw)):
         slots = ceil((positions + (kh - 1) * MAX_PITCH + kw - 1) / SLOT)
-        most = problem.out_w
+        most = problem.out_w  # columns of a strip
         if kh > 1:
             most = (slots * SLOT - positions - (kw - 1)) // (kh - 1) - (kw - 1)
         if slots <= MAX_SLOTS and (kh, kw) != (1, 1):
@@ -89,4 +90,5 @@ def cuts(problem: ConvProblem, positions: int) -> list[Cut]:
 
 
 def _sizes(filter_size: int) -> tuple[int, ...]:
+    """The rows, or columns, that a piece of a filter may have."""
     return (filter_size,) if filter_size <= MAX_FILTER else PIECES

@@ -44,12 +44,14 @@
 // RESIDUAL        1 where there is a tensor to add before the activation (common/geometry.cuh)
 // PREPARED        1 where the weights have been packed by an earlier launch (common/geometry.cuh)
 //
-// Every argument is eight bytes, a pointer or a long long. strip_columns: those of the output that a strip has; 0 without
+// Every argument is eight bytes, a pointer or a long long. strip_columns: columns of the output in a strip; 0 without
 // PIECES.
 
 // In small narrow tiles the registers have room for more sums, and one wgmma multiplies by both parts of the weights.
 // The bound is MAX_SIDE_BY_SIDE of fp16x3.py.
 #define SIDE_BY_SIDE (NARROW && PRODUCTS == 3 && FILTERS * TILE_POSITIONS <= 32 * 256)
+
+#define COMPUTED __forceinline__  // the formulas of activations: a call would spill
 
 #include "fp16x3/consume.cuh"
 #include "fp16x3/produce.cuh"

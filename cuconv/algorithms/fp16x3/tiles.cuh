@@ -20,9 +20,9 @@ typedef float Chain[SIDE_BY_SIDE ? 3 * SUMS : SUMS];  // the products of a chain
 // The problem's sizes, and the flattened images: rows of `pitch` positions, image_rows rows an image. Neighbouring rows
 // and images share the padding between them.
 //
-// PIECES: an image is cut into strips of columns, each of which is flattened on its own, without shared padding. A chunk
-// is of a piece of the filter, of which the strip's input begins where the piece does: pieces follow one another, and
-// each has all chunks of channels.
+// PIECES: an image is cut into strips of columns. Each strip is flattened on its own, and shares no padding. The chunks
+// of the filter's first piece, 16 channels each, come first, then those of the second, and so on. The input of a chunk
+// is shifted by the place of its piece in the filter.
 struct Geometry {
     Problem p;
     int images, out_h, pitch, image_rows, chunks, filter_tiles, units;

@@ -79,7 +79,8 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
                  int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h, int64 out_w,
                  int64 activation, int64 numbers, int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w,
                  int64 groups, int64 input_image, int64 output_image, int64 input_group, int64 weight_group,
-                 int64 by_group_tiles, int64 by_filter_tiles, int64 by_out_pixels, int64 by_out_w, int64 evict_first RESIDUAL_ARGUMENT) {
+                 int64 by_group_tiles, int64 by_filter_tiles, int64 by_out_pixels, int64 by_out_w,
+                 int64 evict_first RESIDUAL_ARGUMENT) {
     // [WARPGROUP_SPLIT_K][2 stages][PARTS][TILE_FLOATS], later the sums of the warpgroups; then the inbox, and the taps
     extern __shared__ __align__(1024) float shared[];
 #if GENERAL

@@ -5,6 +5,7 @@
 // cell needs beyond its outputs. A lane then transforms four channels of a cell.
 #pragma once
 
+#include "common/async_copies.cuh"
 #include "winograd/tiles.cuh"
 
 // A chunk's scaled and transformed maximum must lie in [LEAST, MOST], 16 and 32768 as FP16. A new scale brings the
@@ -20,14 +21,6 @@ __device__ __forceinline__ unsigned producing_thread() {
     static_assert(CONSUMERS % PRODUCERS == 0 && (PRODUCERS & PRODUCERS - 1) == 0);
     return (unsigned)thread_number() % PRODUCERS;
 }
-
-// cp.async: starts to copy a float, or a zero, into shared memory.
-__device__ __forceinline__ void copy_float(unsigned to, const void* from, bool exists) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(exists ? 4 : 0) : "memory");
-}
-
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
 __device__ __forceinline__ void load_four(const float* from, float* to) {
     const float4 four = *reinterpret_cast<const float4*>(from);
@@ -203,7 +196,7 @@ struct Producer {
         const unsigned channel = at.chunk * CHANNELS + octet * 8;
         const unsigned scale = at.filter_tile * g.chunks * CHANNELS + channel + thread;
         if (thread < 8)
-            copy_float(shared_address(shared.scales[octet] + thread), workspace.channel_scales + scale, true);
+            copy_async(shared_address(shared.scales[octet] + thread), workspace.channel_scales + scale, true);
         const unsigned plane = (unsigned)g.p.height * g.p.width * 4, group = channel * plane;  // of at most 2^32 bytes
         const bool in_input = (int)channel < g.p.channels;
         const unsigned to = shared_address(raw + octet * 8 * RAW_FLOATS + thread);
@@ -216,7 +209,7 @@ struct Producer {
 #pragma unroll
             for (int c = 0; c < 8; ++c) {
                 const bool exists = any && (WHOLE_GROUPS || (int)channel + c < g.p.channels);
-                copy_float(to + (c * RAW_FLOATS + i * PRODUCERS) * 4, WHOLE_GROUPS || exists ? from : input, exists);
+                copy_async(to + (c * RAW_FLOATS + i * PRODUCERS) * 4, WHOLE_GROUPS || exists ? from : input, exists);
                 from += next;
             }
         }
@@ -311,7 +304,7 @@ struct Producer {
 #pragma unroll 1
         for (int octet = 0;; octet ^= 1) {
             const unsigned thread = producing_thread();  // ahead of the wait
-            wait_for_copies();
+            wait_for_copies<0>();
             producers_barrier();  // all have copied their parts, and converted the eight channels before
             if (octet == 0 && count >= CLUSTER) hand_over(count - CLUSTER);
             if (left <= 0) break;

@@ -4,8 +4,8 @@ plots/DEVICE/SWEEP/overview.png               the speedup of auto on every case
 plots/DEVICE/SWEEP/map.png                    the same as numbers: a line for each layer, a column for each batch size
 plots/DEVICE/SWEEP/rivals.png                 the fastest rival of each case
 plots/DEVICE/paper/speedup_SUBJECT_KxK.png    the paper's three figures, in the paper's range of batch sizes
-plots/DEVICE/random/planes.png                speedup and regret by plane and filter size; it is the only one of a
-                                              sweep whose layers have a batch size each
+plots/DEVICE/random/planes.png                speedup and regret by plane and filter size. This sweep has no other
+                                              figure, since each of its layers has a batch size of its own
 
 The figures are of hot times; those of another time are in a folder of its name, plots/DEVICE/SWEEP/cold for example.
 The same data draws the same bytes. `python -m harness report figures` redraws all.

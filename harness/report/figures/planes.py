@@ -46,7 +46,7 @@ def planes_figure(compared: pd.DataFrame, chosen: pd.DataFrame, subject: str, ri
 
 
 def _placed(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Cases with a value: plane, value and the first side of their range of filters."""
+    """The cases that have a value in a column: their plane, this value, and the key of COLOURS of their filter."""
     rows = rows[rows[column].notna()]
     longest = rows[["k", "kw"]].max(axis=1).to_numpy(int)
     starts = np.array(list(COLOURS))
@@ -58,7 +58,7 @@ def _placed(rows: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, label: str, ends: style.Range, is_last: bool) -> None:
-    """The dots of one panel, their geometric mean and 1."""
+    """Draw the dots of one panel, and lines at their geometric mean and at 1."""
     style.logarithmic(axes, "x", ends)
     style.logarithmic(axes, "y", style.ratio_range([*rows.value]))
     for start, colour in COLOURS.items():
@@ -76,7 +76,7 @@ def _draw(axes: Axes, rows: pd.DataFrame, label: str, ends: style.Range, is_last
 
 
 def _sides(start: int) -> str:
-    """The sides of filters that have a colour, such as "4 to 7"."""
+    """The legend of a colour: the longest sides of its filters, such as "4 to 7"."""
     if start == max(COLOURS):
         return f"{start} and more"
     return str(start) if start == 1 else f"{start} to {2 * start - 1}"

@@ -69,13 +69,6 @@ def test_few_tiles_are_shared_by_the_threads_of_a_block():
     assert DIRECT.configure(BLUR, H200).shares_y > 1, "one channel has its filter's rows alone to share"
 
 
-def test_the_order_of_a_sum_is_that_of_its_shares():
-    """Tiles and chunks of any size add alike, which `batch_invariant` needs."""
-    for problem in (SMALL_PLANES, BLUR):
-        of_one = {DIRECT.summation(config) for config in DIRECT.candidates(problem, H200)}
-        assert of_one == {(config.shares_c, config.shares_y) for config in DIRECT.candidates(problem, H200)}
-
-
 @pytest.mark.parametrize(
     ("width", "options", "vector"),
     [

@@ -252,6 +252,7 @@ def test_a_compiled_model_computes_the_same(on_a_gpu, options):
 
 CASES = {
     "branches": lambda model, x: torch.cat([F.relu(model.conv(x)), model.other(x)], 1),
+    "branches counted from the end": lambda model, x: torch.cat([F.relu(model.conv(x)), model.other(x)], -2),
     "branches along time": lambda model, x: torch.cat([model.conv(x), model.other(x)], 2),
     "a sum that is broadcast": lambda model, x: model.conv(x) + x.mean(2, keepdim=True),
     "a sum with a number": lambda model, x: F.relu(model.conv(x) + 1),
