@@ -35,7 +35,9 @@ def _moves(user: Node, interleave: Node, constants: set[Node]) -> bool:
     """Whether an operation can be fused into the convolutions of the phases."""
     parts = interleave.args[0]
     if user.target is BATCH_NORM and user.args[0] is interleave:
-        fixed = [one for one in (*user.args[1:5], *(one for part in parts for one in part.args[1:3])) if one is not None]
+        fixed = [
+            one for one in (*user.args[1:5], *(one for part in parts for one in part.args[1:3])) if one is not None
+        ]
         is_number = not isinstance(user.args[5], fx.Node)
         return all(part.target is CONV2D for part in parts) and is_number and constants.issuperset(fixed)
     return activation_in(user) is not None and all(part.target in (CONV2D, BATCH_NORM) for part in parts)

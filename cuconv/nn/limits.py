@@ -26,9 +26,7 @@ def check_operands(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         raise UnsupportedProblem("its GPU is not supported" if input.is_cuda else on_another)
 
 
-def check_half(
-    input: Tensor, filters: Sequence[Any], stride: Any, padding: Any, dilation: Any, groups: int
-) -> None:
+def check_half(input: Tensor, filters: Sequence[Any], stride: Any, padding: Any, dilation: Any, groups: int) -> None:
     """Raise UnsupportedProblem where no kernel in half precision computes a convolution.
 
     Every problem in float32 is computed, or torch says what is wrong at the call. filters: the shape of the weight.
