@@ -23,7 +23,7 @@ from cuconv.nn.interleaves import is_of_phases, move_ahead
 from cuconv.nn.layout import hint, is_laid_out_in_example, is_viewed
 from cuconv.nn.limits import check_half, check_operands
 from cuconv.nn.modules import linear, why_not_linear
-from cuconv.nn.nodes import Node, kind_of, only_user
+from cuconv.nn.nodes import Node, kind_of, only_user, reordered
 from cuconv.nn.operator import CONV2D, is_supported
 from cuconv.nn.phases import INTERLEAVE, interleaved
 from cuconv.nn.pooling import MAX_POOL2D, fold_pools, max_pool2d
@@ -35,12 +35,6 @@ from cuconv.nn.transposed import on_images, transposed_layer
 aten = torch.ops.aten
 PLAIN_FUNCTIONS = {BATCH_NORM: batch_norm, MAX_POOL2D: max_pool2d, INTERLEAVE: interleaved}
 """Functions in the place of operators that a graph calls: they cost less, and have no other meaning."""
-
-VIEWS = (
-    *(aten.unsqueeze.default, aten.clone.default, aten.view.default, aten._unsafe_view.default, aten.slice.Tensor),
-    *(aten.unfold.default, aten.flip.default, aten.permute.default),
-)
-"""What reorders a weight."""
 
 
 class Operands(NamedTuple):
@@ -136,7 +130,7 @@ def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[tuple[Co
     for place, node in enumerate(graph.nodes):
         node.meta["place"] = place  # where the model's code has it
         if node.target in (CONV2D, aten.convolution.default):
-            node.meta["weight"] = _viewed(node.args[1])
+            node.meta["weight"] = reordered(node.args[1])
         elif node.target is INTERLEAVE:
             node.meta["weight"] = node.args[0][0].meta["weight"]
     add_constants(graph, constants)
@@ -151,13 +145,6 @@ def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[tuple[Co
     kinds = (CONV2D, fully_connected, aten.convolution.default, interleaved)
     layers = [node for node in graph.nodes if node.target in kinds and not is_of_phases(node)]
     return [(_row(node), node.meta["weight"]) for node in sorted(layers, key=lambda node: node.meta["place"])]
-
-
-def _viewed(node: Node) -> Node:
-    """The weight of a layer, which others view as that of images of one row, or copy in another order."""
-    while node.target in VIEWS:
-        node = node.args[0]
-    return node
 
 
 def fold_convolutions(graph: fx.Graph, constants: set[Node]) -> None:

@@ -1,9 +1,9 @@
 """A transposed convolution as ordinary ones of stride 1: its filters by phases of the output, and their interleave.
 
-On an axis with the stride s, output o reads the inputs i with o + padding = i * s + k * dilation for a tap k. So outputs
-whose o + padding have the same remainder by s, a phase, read their inputs through every s-th tap: with stride 1, like
-each other. The filters of phases with equally many taps are stacked, and are one convolution. No filter has a zero that
-the layer does not have, so NaN and infinity reach the outputs that read them, and no others.
+On an axis with the stride s, output o reads input i through tap k where o + padding = i * s + k * dilation. A phase is
+the outputs whose o + padding has the same remainder modulo s. Its taps are every s-th one, and its stride is 1. The
+filters of phases with equally many taps are stacked: they are the filters of one convolution. No stacked filter has a
+zero in the place of a missing tap, so NaN and infinity reach the outputs that read them, and no others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Filters(NamedTuple):
     """Phases `first`, `first + 1`, ... of an axis with equally many taps."""
 
     first: int
-    count: int
+    phases: int
     taps: int
 
 
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
     filters: int
     first: int
-    count: int
+    phases: int
     position: int
 
 
@@ -110,8 +110,8 @@ class Axis(NamedTuple):
 
     def taps(self, weight: Tensor, dim: int, filters: Filters) -> Tensor:
         """The taps of phases on a dimension of a weight, and the phases as a new last dimension."""
-        _, count, taps = filters
-        return weight.narrow(dim, filters.first, (taps - 1) * self.stride + count).unfold(dim, count, self.stride)
+        reach = (filters.taps - 1) * self.stride + filters.phases
+        return weight.narrow(dim, filters.first, reach).unfold(dim, filters.phases, self.stride)
 
 
 Convolve = Callable[..., Tensor]
@@ -166,7 +166,7 @@ class Transposed(NamedTuple):
     @property
     def phases(self) -> list[int]:
         """The phases of the image that each ordinary convolution computes."""
-        return [above.count * beside.count for (_, above), (_, beside) in self._filters]
+        return [above.phases * beside.phases for (_, above), (_, beside) in self._filters]
 
     def computed(
         self, convolve: Convolve, input: Tensor, weight: Tensor, bias: Tensor | None, interleave: Convolve | None = None
@@ -211,7 +211,7 @@ def interleaved(
     images, channels, *sizes = layer.output_shape(outputs)
     counts = [-(-size // axis.stride) for size, axis in zip(sizes, layer[:2], strict=True)]
     views = [
-        output.unflatten(1, (groups, above.count, beside.count, channels // groups))
+        output.unflatten(1, (groups, above.phases, beside.phases, channels // groups))
         for output, ((_, above), (_, beside)) in zip(outputs, layer._filters, strict=True)
     ]
     is_last = outputs[0].dtype in HALVES  # whether the channels of a pixel lie together in memory
@@ -220,7 +220,7 @@ def interleaved(
     def phases(top: Piece, left: Piece) -> Tensor:
         view = views[top.filters * len(layer.columns.filters) + left.filters]
         for dim, piece in ((2, top), (3, left)):
-            view = view.narrow(dim, piece.first, piece.count)
+            view = view.narrow(dim, piece.first, piece.phases)
         starts = layer.rows.start(top), layer.columns.start(left)
         for dim, start, count in zip((5, 6), starts, counts, strict=True):
             view = view.narrow(dim, start, count)
@@ -245,10 +245,10 @@ def transposed_by(sizes: Sequence[Sequence[int]], groups: int) -> Transposed:
 
     Raises UnsupportedProblem for one that torch computes, or refuses.
     """
-    layer = Transposed(*(Axis(*axis) for axis in zip(*sizes, strict=True)), groups)  # type: ignore[arg-type]
-    layer.rows.check()
-    layer.columns.check()
-    return layer
+    rows, columns = (Axis(*axis) for axis in zip(*sizes, strict=True))
+    rows.check()
+    columns.check()
+    return Transposed(rows, columns, groups)
 
 
 def _own(outputs: Sequence[Tensor], *geometry: Any) -> Tensor:

@@ -38,8 +38,8 @@ def conv_transpose2d(
 
     cuConv computes it as convolutions of stride 1. Output pixels of the same phase, their position modulo the stride,
     read their inputs through the same taps. The filters of phases with equally many taps are one convolution: a layer
-    is one where the stride divides the filter size, and up to two per axis elsewhere. A copy of the output interleaves
-    the phases, two copies where padding cuts through phases on both axes.
+    is one where the stride divides the filter size, and up to two per axis elsewhere. Copies of the output interleave
+    the phases.
 
     Input and output have the memory formats of `cuconv.nn.conv2d`. torch computes what it computes there, and layers
     with, on some axis, both stride and dilation above 1, a stride larger than the filter, or a padding above
@@ -89,7 +89,7 @@ def _computed(
     try:
         layer = transposed_call(axes, input, weight, bias, sizes, groups)
     except UnsupportedProblem:
-        by_torch = (F.conv_transpose1d, F.conv_transpose2d)[axes - 1]
+        by_torch: Any = (F.conv_transpose1d, F.conv_transpose2d)[axes - 1]
         *others, dilation = sizes
         return activated(by_torch(input, weight, bias, *others, groups, dilation), activation)
     return on_images(layer, partial(conv2d, activation=activation, precision=precision), input, weight, bias)
@@ -118,7 +118,7 @@ def transposed_layer(
     """
     check_operands(input, weight, bias)
     axes, channels = weight.dim() - 2, weight.shape[1] * groups
-    each = [[size] * axes if isinstance(size, int) else [*size] * (axes // len(size) or 1) for size in sizes]
+    each = [[size] * axes if isinstance(size, int) else [*size] * (axes if len(size) == 1 else 1) for size in sizes]
     is_whole = all(type(one) is int for size in (*each, weight.shape) for one in size)
     if not is_whole or any(len(size) != axes for size in each) or min(each[0]) < 1 or min(each[3]) < 1 or groups < 1:
         raise UnsupportedProblem("torch takes or refuses such sizes")

@@ -214,7 +214,7 @@ DIFFICULT = {
     "channels_last weights": lambda: pointwise().to(memory_format=torch.channels_last),
     "same padding, even filter": lambda: nn.Conv2d(4, 4, 2, padding="same"),
     "same padding, even filter, dilation": lambda: nn.Conv2d(4, 4, 2, padding="same", dilation=2),
-    "other convolutions": lambda: nn.Sequential(nn.ConvTranspose2d(4, 4, 2), pointwise()),
+    "other convolutions": lambda: nn.Sequential(nn.ConvTranspose2d(4, 4, 2, stride=3), pointwise()),
     "a batch norm without statistics": lambda: nn.Sequential(pointwise(), nn.BatchNorm2d(4, track_running_stats=False)),
     "branches": lambda: Model(
         lambda model, x: torch.cat([F.relu(model.conv(x)), model.conv_0(x)], 1), conv=pointwise(), conv_0=pointwise()

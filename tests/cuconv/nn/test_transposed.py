@@ -138,11 +138,17 @@ def test_what_cuconv_does_not_take_goes_to_torch(on_a_gpu, change):
     assert on_a_gpu == []
 
 
+def test_without_a_gpu_torch_computes():
+    x, weight, bias = operands(1, 4)
+    assert torch.equal(cuconv.nn.conv_transpose1d(x, weight, bias, 2, 1), F.conv_transpose1d(x, weight, bias, 2, 1))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
         {"stride": (1, 2, 3)},
         {"stride": 0},
+        {"stride": ()},
         {"padding": -1},
         {"output_padding": 2, "stride": 2},
         {"groups": 3},
