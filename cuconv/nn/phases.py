@@ -263,6 +263,19 @@ def _fake(outputs: Sequence[Tensor], *geometry: Any) -> Tensor:
     return empty(transposed_by(sizes, groups).output_shape(outputs), outputs[0])
 
 
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Keep what the gradients need."""
+    outputs, *ctx.geometry = inputs
+    ctx.shapes = [one.shape for one in outputs]
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    """The gradients of the outputs of the ordinary convolutions; an interleave is linear."""
+    anywhere = [gradient.new_zeros(shape) for shape in ctx.shapes]
+    gradients = torch.func.vjp(lambda *outputs: interleaved(outputs, *ctx.geometry), *anywhere)[1](gradient)
+    return list(gradients), *[None] * len(ctx.geometry)
+
+
 _library = torch.library.Library("cuconv", "FRAGMENT")
 _library.define(
     "interleave(Tensor[] outputs, int[] size, int[] stride, int[] padding, int[] output_padding, int[] dilation, "
@@ -271,4 +284,5 @@ _library.define(
 )
 _library.impl("interleave", _own, "CompositeExplicitAutograd")
 torch.library.register_fake("cuconv::interleave", _fake, lib=_library)
+torch.library.register_autograd("cuconv::interleave", _backward, setup_context=_setup, lib=_library)
 INTERLEAVE = torch.ops.cuconv.interleave.default

@@ -9,11 +9,14 @@ from torch import nn
 
 import cuconv.nn
 from cuconv.nn import backend
+from cuconv.nn.phases import INTERLEAVE, transposed_by
 from tests.cuconv.nn.models import close
 from tests.cuconv.nn.zoo.entries import Model
 from tests.cuconv.test_activation import truth_of
 
 CONV2D = torch.ops.cuconv.conv2d.default
+MEMORY_FORMATS = {torch.float32: torch.contiguous_format, torch.bfloat16: torch.channels_last}
+OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 LAYERS = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d}
 OURS = {1: cuconv.nn.conv_transpose1d, 2: cuconv.nn.conv_transpose2d}
 THEIRS = {1: F.conv_transpose1d, 2: F.conv_transpose2d}
@@ -225,6 +228,23 @@ def test_an_exported_program(on_a_gpu, axes, size, options, count):
         on_a_gpu.clear()
         assert close(program.module()(images), model(images))
         assert [call["activation"] for call in on_a_gpu] == ["relu"] * count + ["none"]
+    with torch.enable_grad():
+        x.requires_grad_()
+        ours, theirs = (torch.autograd.grad(f(x).square().sum(), x)[0] for f in (program.module(), model))
+    assert close(ours, theirs, 1e-4)
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("geometry", [([1, 4], [1, 2], [0, 0]), ([3, 3], [2, 2], [1, 1]), ([1, 2], [1, 2], [0, 0])])
+def test_the_interleave_keeps_what_torch_asks_of_an_operator(geometry, dtype, images):
+    layer = transposed_by((*geometry, [0, 0], [1, 1]), 1)
+    x, weight = torch.randn(images, 8, 1, 5), torch.randn(8, 8, *geometry[0])
+    outputs = [
+        F.conv2d(x, filters, padding=pads).to(dtype).contiguous(memory_format=MEMORY_FORMATS[dtype]).requires_grad_()
+        for filters, pads in zip(layer.weights(weight), layer.paddings, strict=True)
+    ]
+    torch.library.opcheck(INTERLEAVE, (outputs, *layer.geometry), test_utils=OPCHECKS)
 
 
 @torch.no_grad()
