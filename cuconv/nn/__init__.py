@@ -21,6 +21,7 @@ from cuconv.nn.modules import Conv1d, Conv2d, Linear
 from cuconv.nn.operator import conv2d
 from cuconv.nn.report import Report
 from cuconv.nn.signals import conv1d
+from cuconv.nn.transposed import conv_transpose1d, conv_transpose2d
 
 __all__ = [
     "ConversionError",
@@ -30,6 +31,8 @@ __all__ = [
     "Report",
     "conv1d",
     "conv2d",
+    "conv_transpose1d",
+    "conv_transpose2d",
     "convert",
     "enabled",
     "fold",

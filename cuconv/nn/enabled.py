@@ -14,6 +14,7 @@ from cuconv.core.problem import FP32, UnsupportedProblem
 from cuconv.nn import operator
 from cuconv.nn.dispatch import by_torch, by_torch_in_fp32, convolutions_by
 from cuconv.nn.formats import as_row, in_a_plane
+from cuconv.nn.transposed import transposed_layer
 
 
 @contextmanager
@@ -30,22 +31,40 @@ def enabled(precision: str = FP32) -> Iterator[None]:
 
 def _convolution(precision: str, *arguments: Any) -> Tensor:
     """aten._convolution by cuConv where it can, by torch elsewhere."""
-    input, weight, bias, stride, padding, dilation, transposed, _, groups = arguments[:9]
-    is_signal = input.dim() == 3
-    if is_signal and not transposed:
-        input, weight = as_row(input), as_row(weight)
-        stride, padding, dilation = in_a_plane(stride, padding, dilation)
-    is_ours = not transposed and input.dim() == 4 and operator.qualifies(input, weight, bias)
-    if is_ours and not operator.autocasts(input):
-        geometry = (tuple(stride), tuple(padding), tuple(dilation), groups)
-        try:
-            output = operator._launch(input, weight, bias, *geometry, precision=precision)
-            return _as_torchs(output.squeeze(2), arguments[1]) if is_signal else output
-        except NotReady:  # torch is no less precise meanwhile
-            return (by_torch_in_fp32 if precision == FP32 else by_torch)(*arguments)
-        except UnsupportedProblem:
-            pass  # torch computes it, or says what is wrong
-    return by_torch(*arguments)
+    input, weight, bias, stride, padding, dilation, transposed, output_padding, groups = arguments[:9]
+    is_signal = input.dim() == weight.dim() == 3
+    images, filters = (as_row(input), as_row(weight)) if is_signal else (input, weight)
+    if images.dim() != 4 or not operator.qualifies(images, filters, bias) or operator.autocasts(input):
+        return by_torch(*arguments)
+    convolve = partial(_launch, precision=precision)
+    try:
+        if transposed:
+            layer = transposed_layer(input, weight, bias, (stride, padding, output_padding, dilation), groups)
+            output = layer.computed(convolve, images, filters, bias)
+        else:
+            if is_signal:
+                stride, padding, dilation = in_a_plane(stride, padding, dilation)
+            output = convolve(images, filters, bias, stride, padding, dilation, groups)
+        return _as_torchs(output.squeeze(2), weight) if is_signal else output
+    except NotReady:  # torch is no less precise meanwhile
+        return (by_torch_in_fp32 if precision == FP32 else by_torch)(*arguments)
+    except UnsupportedProblem:  # torch computes it, or says what is wrong
+        return by_torch(*arguments)
+
+
+def _launch(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+    precision: str,
+) -> Tensor:
+    return operator._launch(
+        input, weight, bias, tuple(stride), tuple(padding), tuple(dilation), groups, precision=precision
+    )
 
 
 def _as_torchs(signal: Tensor, weight: Tensor) -> Tensor:

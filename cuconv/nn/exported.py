@@ -113,9 +113,23 @@ def _convolved_by_words(
     return _convolved(input, weight, bias, stride, pads, dilation, groups)
 
 
+def _transposed(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = (1,),
+    padding: Any = (0,),
+    output_padding: Any = (0,),
+    groups: int = 1,
+    dilation: Any = (1,),
+) -> Any:
+    return aten.convolution(input, weight, bias, stride, padding, dilation, True, output_padding, groups)
+
+
 CONVOLUTIONS: dict[Any, Any] = {
     **dict.fromkeys((aten.conv1d.default, aten.conv2d.default), _convolved),
     **dict.fromkeys((aten.conv1d.padding, aten.conv2d.padding), _convolved_by_words),
+    **dict.fromkeys((aten.conv_transpose1d.default, aten.conv_transpose2d.input), _transposed),
 }
 
 

@@ -15,24 +15,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from cuconv.conv import plan
 from cuconv.core.activation import NONE, Activation, named
-from cuconv.core.geometry import Geometry
 from cuconv.core.problem import UnsupportedProblem
-from cuconv.device import DeviceSpec, device_spec
 from cuconv.nn.activated import activation_in
-from cuconv.nn.formats import HALVES, TYPES, as_row, format_of, in_a_plane, laid_out
+from cuconv.nn.formats import as_row, format_of, in_a_plane, laid_out
+from cuconv.nn.interleaves import is_of_phases, move_ahead
 from cuconv.nn.layout import hint, is_laid_out_in_example, is_viewed
+from cuconv.nn.limits import check_half, check_operands
 from cuconv.nn.modules import linear, why_not_linear
-from cuconv.nn.nodes import Node, kind_of, only_user
+from cuconv.nn.nodes import Node, kind_of, only_user, reordered
 from cuconv.nn.operator import CONV2D, is_supported
+from cuconv.nn.phases import INTERLEAVE, interleaved
 from cuconv.nn.pooling import MAX_POOL2D, fold_pools, max_pool2d
 from cuconv.nn.report import Converted
 from cuconv.nn.rows import keep_rows
 from cuconv.nn.traced import BATCH_NORM, CONVOLUTION, batch_norm
+from cuconv.nn.transposed import on_images, transposed_layer
 
 aten = torch.ops.aten
-PLAIN_FUNCTIONS = {BATCH_NORM: batch_norm, MAX_POOL2D: max_pool2d}
+PLAIN_FUNCTIONS = {BATCH_NORM: batch_norm, MAX_POOL2D: max_pool2d, INTERLEAVE: interleaved}
 """Functions in the place of operators that a graph calls: they cost less, and have no other meaning."""
 
 
@@ -75,15 +76,24 @@ def decompositions(precision: str) -> dict[Any, Callable[..., Any]]:
         output_padding: Any,
         groups: int,
     ) -> Any:
-        if why_not_convolved(input, weight, bias, stride, padding, dilation, transposed, groups):
+        if why_not_convolved(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
             return NotImplemented
+        if transposed:
+            layer = transposed_layer(input, weight, bias, (stride, padding, output_padding, dilation), groups)
+            return on_images(layer, laid, input, weight, bias, INTERLEAVE)
         if weight.dim() == 3:
             sizes = in_a_plane(stride, padding, dilation)
             rows = (as_row(input), as_row(weight), bias)
             return convolution(*rows, *sizes, transposed, output_padding, groups).squeeze(2)
+        return laid(input, weight, bias, stride, padding, dilation, groups)
+
+    def laid(
+        input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+    ) -> Tensor:
         geometry = ([size[0], size[-1]] for size in (stride, padding, dilation))
         operands = (None if operand is None else laid_out(operand) for operand in (input, weight, bias))
-        return CONV2D(*operands, *geometry, groups, NONE.name, [], None, precision)
+        output: Tensor = CONV2D(*operands, *geometry, groups, NONE.name, [], None, precision)
+        return output
 
     def traced(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
         *sizes, groups = geometry
@@ -120,7 +130,9 @@ def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[tuple[Co
     for place, node in enumerate(graph.nodes):
         node.meta["place"] = place  # where the model's code has it
         if node.target in (CONV2D, aten.convolution.default):
-            node.meta["weight"] = _viewed(node.args[1])
+            node.meta["weight"] = reordered(node.args[1])
+        elif node.target is INTERLEAVE:
+            node.meta["weight"] = node.args[0][0].meta["weight"]
     add_constants(graph, constants)
     for node in list(graph.nodes):
         if node.target in (aten.addmm.default, aten.mm.default):
@@ -130,19 +142,14 @@ def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[tuple[Co
     for node in graph.nodes:
         node.target = PLAIN_FUNCTIONS.get(node.target, node.target)
     graph.eliminate_dead_code()
-    layers = [node for node in graph.nodes if node.target in (CONV2D, fully_connected, aten.convolution.default)]
+    kinds = (CONV2D, fully_connected, aten.convolution.default, interleaved)
+    layers = [node for node in graph.nodes if node.target in kinds and not is_of_phases(node)]
     return [(_row(node), node.meta["weight"]) for node in sorted(layers, key=lambda node: node.meta["place"])]
-
-
-def _viewed(node: Node) -> Node:
-    """The weight of a layer, which others view as that of images of one row, or copy into another memory format."""
-    while node.target in (aten.unsqueeze.default, aten.clone.default):
-        node = node.args[0]
-    return node
 
 
 def fold_convolutions(graph: fx.Graph, constants: set[Node]) -> None:
     """Fuse what follows cuConv's convolutions into them. `add_constants` comes first."""
+    move_ahead(graph, constants)
     for node in list(graph.nodes):
         if node.target is not CONV2D:
             continue
@@ -158,16 +165,16 @@ def _row(node: Node) -> Converted:
     name = str(stack[-1][0]).partition("']")[2].lstrip(".") or node.name
     if node.target is aten.convolution.default:
         return Converted(name, reason=_why_left(node), flop=_flop(node))
+    if node.target is interleaved:
+        phases = node.args[0]
+        return Converted(name, phases[0].meta.get("folded", ()), "", "conv_transpose", sum(map(_flop, phases)))
     folded = node.meta.get("folded", ())
     return Converted(name, folded, kind="conv" if node.target is CONV2D else "linear", flop=_flop(node))
 
 
 def _why_left(node: Node) -> str:
     """Why torch computes a convolution."""
-    input, weight, bias, stride, padding, dilation, transposed, _, groups = (
-        one.meta["val"] if isinstance(one, fx.Node) else one for one in node.args
-    )
-    return why_not_convolved(input, weight, bias, stride, padding, dilation, transposed, groups)
+    return why_not_convolved(*(one.meta["val"] if isinstance(one, fx.Node) else one for one in node.args))
 
 
 def why_not_convolved(
@@ -178,42 +185,34 @@ def why_not_convolved(
     padding: Any,
     dilation: Any,
     transposed: bool,
+    output_padding: Any,
     groups: int,
 ) -> str:
     """Why torch computes a convolution of tensors without data; "" where cuConv does."""
     dimensions = weight.dim() - 2
-    if transposed or dimensions not in (1, 2):
+    if dimensions not in (1, 2):
         return f"it is conv{'_transpose' if transposed else ''}{dimensions}d"
     if input.dim() != weight.dim():
         return f"its input has {input.dim()} dimensions"
-    if dimensions == 1:
-        sizes = in_a_plane(stride, padding, dilation)
-        return why_not_convolved(as_row(input), as_row(weight), bias, *sizes, transposed, groups)
-    for name, value in (("input", input), ("weight", weight), ("bias", bias)):
-        if value is not None and (value.dtype not in TYPES or value.dtype != input.dtype):
-            return f"its {name} is {value.dtype}"
-    if not is_supported(input):
-        return f"it is on a device of type {input.device.type}" if not input.is_cuda else "its GPU is not supported"
-    if input.dtype not in HALVES:
-        return ""  # every problem in float32 is computed, or torch says what is wrong at the call
-    shape, filters = (tuple(map(hint, one.shape)) for one in (input, weight))
-    steps, pads, jumps = ((size[0], size[-1]) for size in (stride, padding, dilation))
     try:
-        problem = Geometry(steps, pads, jumps, groups).problem(shape, filters, HALVES[input.dtype])
-        plan(problem, spec_of(input))
+        if transposed:
+            transposed_layer(input, weight, bias, (stride, padding, output_padding, dilation), groups)
+            return ""
+        check_operands(input, weight, bias)
+        if dimensions == 1:
+            input, weight = as_row(input), as_row(weight)
+            stride, padding, dilation = in_a_plane(stride, padding, dilation)
+        check_half(input, weight.shape, stride, padding, dilation, groups)
     except UnsupportedProblem as error:
         return str(error)
     return ""
 
 
-def spec_of(tensor: Tensor) -> DeviceSpec:
-    """The specification of a tensor's GPU."""
-    return device_spec(tensor.device.index)
-
-
 def _flop(node: Node) -> int:
     """The floating-point operations of a layer for the sizes of the example; 0 where they depend on its data."""
     value, weight = node.meta["val"], node.args[1].meta["val"]
+    if node.target is aten.convolution.default and node.args[6]:  # transposed: each input is multiplied by all filters
+        value = node.args[0].meta["val"]
     return 2 * prod(map(hint, (*value.shape, *weight.shape[1:])))
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
+
+aten = torch.ops.aten
+ORDERS = (
+    *(aten.unsqueeze.default, aten.clone.default, aten.view.default, aten._unsafe_view.default, aten.slice.Tensor),
+    *(aten.unfold.default, aten.flip.default, aten.permute.default),
+)
+"""Operators that put the elements of a weight in another order, or pick some."""
 
 Node = Any  # fx.Node, whose own annotations allow no more than to look at its arguments
 
@@ -20,3 +28,10 @@ def kind_of(node: Node) -> tuple[Any, ...]:
     if not isinstance(value, Tensor):
         return (node,)
     return (value.dtype, value.device, *(size if isinstance(size, int) else size.node.expr for size in value.shape))
+
+
+def reordered(node: Node) -> Node:
+    """The weight of a layer, from what a graph makes of it: images of one row, a copy in another order, or phases."""
+    while node.target in ORDERS:
+        node = node.args[0]
+    return node

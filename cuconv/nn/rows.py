@@ -17,6 +17,7 @@ from cuconv.nn.formats import as_row
 from cuconv.nn.layout import is_laid_out_in_example
 from cuconv.nn.nodes import Node, kind_of, only_user
 from cuconv.nn.operator import CONV2D
+from cuconv.nn.phases import INTERLEAVE
 from cuconv.nn.traced import BATCH_NORM
 
 aten = torch.ops.aten
@@ -30,7 +31,7 @@ def keep_rows(graph: fx.Graph) -> None:
     """
     node: Node
     for node in list(graph.nodes):
-        if node.target is CONV2D:
+        if node.target in (CONV2D, INTERLEAVE):
             view = only_user(node)
             while view is not None and _is_signal(view) and (user := only_user(view)) is not None:
                 if not _is_the_same_on_rows(user, view):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from cuconv import UnsupportedProblem, reference
 from cuconv.core.activation import NONE
 from cuconv.device import H200
-from cuconv.nn import frozen, fusions, operator, pooling
+from cuconv.nn import frozen, fusions, limits, operator, pooling
 from cuconv.nn.activated import activated
 from cuconv.nn.formats import TYPES, is_laid_out, laid_out, precision_of
 
@@ -83,10 +83,10 @@ def on_a_gpu(monkeypatch):
 
     monkeypatch.setattr(operator, "_launch", conv2d)
     monkeypatch.setattr(operator, "qualifies", qualifies)
-    for module in (fusions, pooling):
+    for module in (fusions, limits, pooling):
         monkeypatch.setattr(module, "is_supported", lambda input: True)
     monkeypatch.setattr(pooling, "pooled", pooled)
-    monkeypatch.setattr(fusions, "spec_of", lambda tensor: H200)
+    monkeypatch.setattr(limits, "spec_of", lambda tensor: H200)
     monkeypatch.setattr(frozen, "owned", owned)
     monkeypatch.setattr(frozen, "is_on_gpu", lambda input: True)
     return calls

@@ -55,10 +55,11 @@ def test_the_report_tells_what_is_packed(on_a_gpu):
 
 
 def test_what_stays_with_torch_is_told(on_a_gpu):
-    model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.ConvTranspose2d(4, 4, 1), nn.Conv2d(4, 4, 1).double())
+    model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.ConvTranspose2d(4, 4, 1, stride=2), nn.Conv2d(4, 4, 1).double())
     model[1].register_forward_hook(lambda module, inputs, output: output.double())
     _, report = cuconv.nn.convert(model.eval(), torch.randn(1, 3, 6, 6))
-    assert [row.reason for row in report.left] == ["it is conv_transpose2d", "its input is torch.float64"]
+    assert ["stride 2" in row.reason for row in report.left] == [True, False]
+    assert report.left[1].reason == "its input is torch.float64"
 
 
 def test_a_fully_connected_layer_of_another_shape_stays_with_torch(on_a_gpu):
@@ -213,7 +214,7 @@ DIFFICULT = {
     "channels_last weights": lambda: pointwise().to(memory_format=torch.channels_last),
     "same padding, even filter": lambda: nn.Conv2d(4, 4, 2, padding="same"),
     "same padding, even filter, dilation": lambda: nn.Conv2d(4, 4, 2, padding="same", dilation=2),
-    "other convolutions": lambda: nn.Sequential(nn.ConvTranspose2d(4, 4, 2), pointwise()),
+    "other convolutions": lambda: nn.Sequential(nn.ConvTranspose2d(4, 4, 2, stride=3), pointwise()),
     "a batch norm without statistics": lambda: nn.Sequential(pointwise(), nn.BatchNorm2d(4, track_running_stats=False)),
     "branches": lambda: Model(
         lambda model, x: torch.cat([F.relu(model.conv(x)), model.conv_0(x)], 1), conv=pointwise(), conv_0=pointwise()
@@ -293,14 +294,14 @@ def test_modules_in_training_mode_stay_so():
 
 
 def test_what_is_neither_a_1d_nor_a_2d_convolution_is_told(on_a_gpu):
-    layers = nn.ModuleList([nn.ConvTranspose1d(2, 2, 1), nn.ConvTranspose2d(2, 2, 1), nn.Conv3d(2, 2, 1)])
+    layers = nn.ModuleList([nn.ConvTranspose3d(2, 2, 1), nn.Conv3d(2, 2, 1)])
 
     def call(model, x):
-        return model.layers[0](x.flatten(2)), model.layers[1](x), model.layers[2](x[:, :, None])
+        return model.layers[0](x[:, :, None]), model.layers[1](x[:, :, None])
 
     model = Model(call, layers=layers)
     _, report = cuconv.nn.convert(model.eval(), torch.randn(2, 2, 6, 6))
-    assert [row.reason for row in report.left] == ["it is conv_transpose1d", "it is conv_transpose2d", "it is conv3d"]
+    assert [row.reason for row in report.left] == ["it is conv_transpose3d", "it is conv3d"]
 
 
 def test_a_report_of_a_model_that_is_not_captured_says_why(on_a_gpu):

@@ -24,7 +24,7 @@ def test_enabled_sends_every_convolution(on_a_gpu):
 
 
 def test_enabled_keeps_gradients_and_what_cuconv_does_not_take(on_a_gpu):
-    conv, transposed = nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 3, 3)
+    conv, transposed = nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 3, 2, stride=3)
     x = torch.randn(1, 3, 8, 8, requires_grad=True)
     with cuconv.nn.enabled():
         transposed(conv(x)).sum().backward()

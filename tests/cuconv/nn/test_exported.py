@@ -74,15 +74,15 @@ def test_a_program_computes_what_the_model_does(on_a_gpu, kept):
         x = torch.randn(shape)
         with torch.no_grad():
             assert close(folded(x), model(x))
-    assert [call["activation"] for call in on_a_gpu] == ["relu", "relu", "none"] * 2
-    assert [call["residual"] for call in on_a_gpu] == [False, True, False] * 2
+    assert [call["activation"] for call in on_a_gpu] == ["relu", "relu", "none", "none"] * 2
+    assert [call["residual"] for call in on_a_gpu] == [False, True, False, False] * 2
     assert str(program) == before
 
 
 def test_what_depends_on_weights_alone_is_not_in_the_graph(on_a_gpu):
     graph = cuconv.nn.fold(exported()[1]).graph
     called = [node.target for node in graph.nodes if node.op == "call_function"]
-    assert called.count(CONV2D) == 3 and len(called) == 6  # and the transposed convolution, the count and the product
+    assert called.count(CONV2D) == 4 and len(called) == 7  # and the interleave, the count and the product
 
 
 def test_the_precision_is_the_operator_s(on_a_gpu):

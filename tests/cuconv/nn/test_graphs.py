@@ -187,7 +187,7 @@ def test_graphs_are_for_any_number_of_images(on_a_gpu, name, layout):
 
 def test_a_block_around_a_call_holds_for_what_a_graph_leaves_to_torch(on_a_gpu):
     """cuconv.nn.enabled() is such a block, and so is the one in which outputs are compared without TF32."""
-    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ConvTranspose2d(4, 4, 2)).eval()
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ConvTranspose2d(4, 4, 2, stride=3)).eval()
     converted, report = cuconv.nn.convert(model, X)
     seen = []
 
