@@ -22,7 +22,11 @@ LAYERS = (*CONVOLUTIONS, nn.Linear)
 
 
 class Conv1d(nn.Conv1d):
-    """torch.nn.Conv1d whose forward is `cuconv.nn.conv1d`; otherwise as `cuconv.nn.Conv2d`."""
+    """torch.nn.Conv1d whose forward is `cuconv.nn.conv1d`; otherwise as `cuconv.nn.Conv2d`.
+
+    In half precision torch computes it unless input and weight have the channels of a position together in memory, as
+    x.mT.contiguous().mT has.
+    """
 
     precision: str
 
