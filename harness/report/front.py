@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pandas as pd
 
+from harness.contenders.registry import AUTO_NHWC
 from harness.experiments.networks.rows import CUCONV, GRAPH, TORCH_CONTENDERS
 from harness.experiments.networks.table import (
     CONVERTED,
@@ -93,9 +94,23 @@ def _cold(results: Results) -> pd.DataFrame:
     return results.at(COLD).of_subject()
 
 
-def _half(results: Results) -> pd.DataFrame:
-    cases = compare(results, FP16, (FP16,))
-    return cases[cases.subject == results.subject]
+def _alike(precision: str) -> Callable[[Results], pd.DataFrame]:
+    """A comparison in which the rivals have the precision of cuConv."""
+
+    def compare_alike(results: Results) -> pd.DataFrame:
+        cases = compare(results, precision, (precision,))
+        return cases[cases.subject == results.subject]
+
+    return compare_alike
+
+
+def _in_channels_last(line: Line) -> Line:
+    """The comparison of cuConv's float32 tensors in channels last; the rivals have either order."""
+
+    def of(take: Callable[[Results], pd.DataFrame]) -> Callable[[Results], pd.DataFrame]:
+        return lambda results: take(replace(results, chosen=(results.comparison.provider, AUTO_NHWC)))
+
+    return replace(line, compare=of(line.compare), rows=of(line.rows))
 
 
 NETWORKS = (
@@ -119,8 +134,9 @@ LAYERS = (
     ),
     _layers(FP32, "best cuDNN in TF32", compare_with_tf32, PRECISIONS),
     _layers(TF32, "best cuDNN in TF32", partial(compare_with_tf32, ours=TF32), PRECISIONS),
+    _in_channels_last(_layers(TF32, "best cuDNN in TF32, from channels last", _alike(TF32), (TF32,))),
     _layers(FP32, "best cuDNN in FP16", compare_with_half, (FP16,)),
-    _layers(FP16, "best cuDNN in FP16", _half, (FP16,)),
+    _layers(FP16, "best cuDNN in FP16", _alike(FP16), (FP16,)),
 )
 
 
