@@ -1,6 +1,6 @@
-"""What follows a transposed convolution in a graph moves ahead of the interleave of its phases.
+"""Batch norms and activations behind a transposed convolution move ahead of the interleave of its phases.
 
-There, fusions find it at the ordinary convolutions that compute the phases. An activation computes each element by
+There, fusions find them at the ordinary convolutions that compute the phases. An activation computes each element by
 itself, and a batch norm each channel; the factors of a channel are repeated for its phases.
 """
 

@@ -25,7 +25,7 @@ _library.define(
 )
 PARAMETERS = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
 CHANNELS_LAST = [0, 2, 3, 1]  # the order of an image's dimensions in memory
-SIGNAL_LAST = [0, 2, 1]  # that of a signal (N, C, L) whose memory is an image's of one row in channels last
+SIGNAL_LAST = [0, 2, 1]  # the same of a signal (N, C, L) that has the memory of an image of one row
 DEFAULTS: dict[str, Any] = {**dict.fromkeys(PARAMETERS[1:]), "mode": "nearest", "antialias": False}
 
 

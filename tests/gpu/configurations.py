@@ -11,6 +11,7 @@ from harness.contenders.compiling import compile_launches
 from tests.gpu.problems import (
     TOLERANCES,
     assert_same_with_non_finite,
+    bias_for,
     geometry,
     operands,
     pads,
@@ -80,7 +81,7 @@ def assert_right_with_weights_that_are_not_finite(algorithm: Algorithm, problem:
     configs = configurations(algorithm, problem)
     x, weight = operands(problem)
     weight[-1].view(-1)[weight[-1].numel() // 3], weight[0].view(-1)[-1] = -torch.inf, torch.nan
-    truth = reference.conv2d(x, weight, pads(problem))
+    truth = reference.conv2d(x, weight, **geometry(problem))
     for config in configs:
         assert_same_with_non_finite(run(algorithm, problem, config, x, weight), truth)
 
@@ -106,6 +107,36 @@ def assert_operand_may_start_anywhere(name: str, problem: ConvProblem, operand: 
     with refusal_allowed(name):
         conv2d(data["input"], data["weight"], padding=pads(problem), out=data["out"], algorithm=name)
         assert rel_l2_error(data["out"], reference.conv2d(x, weight, pads(problem))) < TOLERANCES["fp32"]
+
+
+def assert_every_configuration_takes_an_operand_anywhere(
+    algorithm: Algorithm, problem: ConvProblem, operand: str
+) -> None:
+    """Check every configuration with an operand, "input", "weight" or "out", four bytes after an aligned address."""
+    x, weight = operands(problem)
+    data = {"input": x, "weight": weight, "out": poisoned_output(problem)}
+    memory = torch.empty(data[operand].numel() + 1, device="cuda")[1:]
+    data[operand] = memory.view_as(data[operand]).copy_(data[operand])
+    truth = reference.conv2d(x, weight, **geometry(problem))
+    for config in configurations(algorithm, problem):
+        data["out"].fill_(torch.nan)
+        run(algorithm, problem, config, data["input"], data["weight"], data["out"], aligned=False)
+        assert rel_l2_error(data["out"], truth) < TOLERANCES["fp32"], config
+
+
+def assert_bias_and_relu_keep_nan(name: str, problem: ConvProblem, value: float) -> None:
+    """Check an output with a NaN or infinity in the input: against float64, and to the bit against a plain call.
+
+    Bias and ReLU are applied to the output of the plain call.
+    """
+    x, weight = operands(problem)
+    x[-1, 1, 3, 4] = value
+    weight[0].view(-1)[0] = 0  # 0 times an infinity gives a NaN
+    bias, options = bias_for(problem), geometry(problem)
+    out = conv2d(x, weight, bias, **options, relu=True, algorithm=name, out=poisoned_output(problem))
+    assert_same_with_non_finite(out, reference.conv2d(x, weight, bias=bias, relu=True, **options))
+    expected = conv2d(x, weight, **options, algorithm=name) + bias[:, None, None]
+    assert torch.equal(out.nan_to_num(7), torch.where(expected < 0, 0, expected).nan_to_num(7))
 
 
 def assert_zeros_give_zeros(name: str, problem: ConvProblem) -> None:

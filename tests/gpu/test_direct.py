@@ -6,7 +6,10 @@ import torch
 from cuconv import ConvProblem, conv2d, reference
 from cuconv.algorithms import ALGORITHMS
 from tests.gpu.configurations import (
+    assert_bias_and_relu_keep_nan,
+    assert_every_configuration_takes_an_operand_anywhere,
     assert_right_and_the_same_every_time,
+    assert_right_with_weights_that_are_not_finite,
     configurations,
     each_operand,
     each_scales,
@@ -14,11 +17,9 @@ from tests.gpu.configurations import (
 )
 from tests.gpu.problems import (
     TOLERANCE,
-    assert_same_with_non_finite,
     bias_for,
     geometry,
     operands,
-    poisoned_output,
     rel_l2_error,
 )
 
@@ -60,11 +61,7 @@ def test_every_configuration_is_right_and_the_same_every_time(problem):
 @each_problem
 def test_weights_that_are_not_finite(problem):
     """A weight of the first filter is NaN. One of the last is -Inf, also where it meets the zeros of the padding."""
-    x, weight = operands(problem)
-    weight[-1].view(-1)[weight[-1].numel() // 3], weight[0].view(-1)[-1] = -torch.inf, torch.nan
-    truth = reference.conv2d(x, weight, **geometry(problem))
-    for config in configurations(ALGORITHMS[NAME], problem):
-        assert_same_with_non_finite(run(ALGORITHMS[NAME], problem, config, x, weight), truth)
+    assert_right_with_weights_that_are_not_finite(ALGORITHMS[NAME], problem)
 
 
 @pytest.mark.parametrize("problem", [THREE, NINE, LONG], ids=lambda problem: problem.label)
@@ -84,29 +81,13 @@ def test_channels_of_any_magnitude(problem, scales):
 @each_layout
 @each_operand
 def test_every_configuration_takes_operands_that_start_anywhere(problem, operand):
-    x, weight = operands(problem)
-    data = {"input": x, "weight": weight, "out": poisoned_output(problem)}
-    memory = torch.empty(data[operand].numel() + 1, device="cuda")[1:]
-    data[operand] = memory.view_as(data[operand]).copy_(data[operand])
-    truth = reference.conv2d(x, weight, **geometry(problem))
-    for config in configurations(ALGORITHMS[NAME], problem):
-        data["out"].fill_(torch.nan)
-        run(ALGORITHMS[NAME], problem, config, data["input"], data["weight"], data["out"], aligned=False)
-        assert rel_l2_error(data["out"], truth) < TOLERANCE, config
+    assert_every_configuration_takes_an_operand_anywhere(ALGORITHMS[NAME], problem, operand)
 
 
 @each_layout
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_bias_and_relu_follow_the_sum_and_keep_nan(problem, value):
-    """The output agrees with float64, and to the bit with bias and ReLU applied after a call without them."""
-    x, weight = operands(problem)
-    x[-1, 1, 3, 4] = value
-    weight[0].view(-1)[0] = 0  # 0 times an infinity gives a NaN
-    bias, options = bias_for(problem), geometry(problem)
-    out = conv2d(x, weight, bias, **options, relu=True, algorithm=NAME, out=poisoned_output(problem))
-    assert_same_with_non_finite(out, reference.conv2d(x, weight, bias=bias, relu=True, **options))
-    expected = conv2d(x, weight, **options, algorithm=NAME) + bias[:, None, None]
-    assert torch.equal(out.nan_to_num(7), torch.where(expected < 0, 0, expected).nan_to_num(7))
+    assert_bias_and_relu_keep_nan(NAME, problem, value)
 
 
 @each_layout

@@ -26,13 +26,13 @@ from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import BLOCKS_PER_SM, THREADS_PER_SM, DeviceSpec
 
-COLUMNS = 4  # of outputs of a thread: a vector
+COLUMNS = 4  # a thread computes a vector of outputs in each row
 SIZES = (0, 1, 3, 5)  # square filters at stride 1 that have kernels of their own; 0 for all others
 SHAPES = ((1, 4), (1, 1), (2, 4), (3, 4), (4, 4), (4, 1), (8, 2), (8, 1))  # filters and rows of a thread
-THREADS = (128, 256)  # of a block
-THREADS_X = (4, 8, 16, 32)  # of a tile
+THREADS = (128, 256)  # a block's
+THREADS_X = (4, 8, 16, 32)  # side by side in a tile
 SHARES = (1, 2, 4, 8, 16, 32)  # threads that share a sum
-MAX_FILTERS = 64  # of a group; with more, tensor cores are faster
+MAX_FILTERS = 64  # in a group; with more, tensor cores are faster
 MAX_STRIDE = 2**16
 CHUNK_BYTES = 24 * 1024  # a block copies about as much at a time, so that an SM holds several
 WARP = 32  # lanes
@@ -145,9 +145,9 @@ class Direct(ManyConfigurations[DirectConfig, Costs]):
         positions = _columns(p, c.threads_x * COLUMNS) * _rows(p, c.threads_y * c.rows_of_thread)
         weights = c.filters_of_thread * p.filter_area
         chunks, shares = ceil_div(p.group_channels, c.chunk), c.shares_c * c.shares_y
-        products = ceil_div(p.group_channels, c.shares_c) * outputs * p.filter_area / c.shares_y  # of a thread
-        copies = p.group_channels * (positions + weights) / WARP  # of a block
-        blocks = ceil_div(c.blocks, device.sm_count)  # of an SM
+        products = ceil_div(p.group_channels, c.shares_c) * outputs * p.filter_area / c.shares_y  # a thread's
+        copies = p.group_channels * (positions + weights) / WARP  # a block's
+        blocks = ceil_div(c.blocks, device.sm_count)  # an SM's
         waves = ceil_div(blocks, _resident_blocks(c, device))
         latency_us = costs.chunk * chunks + costs.chain * products / 2**8 + costs.exchange * np.log2(shares)
         issue_us = costs.multiply * c.threads * products / 2**16 + costs.copy * copies / 2**10
@@ -266,7 +266,7 @@ def _load_cycles(problem: ConvProblem, config: DirectConfig) -> Number:
 def _resident_blocks(config: DirectConfig, device: DeviceSpec) -> Number:
     """The blocks that an SM holds at a time."""
     filters, rows = config.filters_of_thread, config.rows_of_thread
-    registers = np.where(filters < 3, 128, np.where(rows == 2, 184, 168))  # of a thread, about
+    registers = np.where(filters < 3, 128, np.where(rows == 2, 184, 168))  # a thread's, about
     registers = np.where(filters * rows < 8, 96, registers)
     by_memory = device.resident_blocks(config.threads, registers, config.shared_bytes)
     return np.minimum(by_memory, np.minimum(THREADS_PER_SM // config.threads, BLOCKS_PER_SM))
