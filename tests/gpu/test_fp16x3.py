@@ -30,16 +30,24 @@ CUT = [
     ConvProblem(1, 8, 66, 70, 8, 64, 64),
     ConvProblem(2, 130, 8, 9, 150, 3, 8, 3, 2),
 ]
+# Phases of the outputs where there is a dilation, and of the taps where there is a stride; fewer taps than phases.
+SPREAD = [
+    ConvProblem(2, 20, 23, 50, 70, 3, 3, 2, 2, dilation_h=2, dilation_w=2),
+    ConvProblem(1, 33, 40, 17, 24, 7, 5, 3, 2, stride_h=2, stride_w=2),
+    ConvProblem(3, 16, 3, 130, 130, 1, 11, 0, 25, dilation_w=5),
+    ConvProblem(1, 20, 31, 41, 40, 5, 9, 7, 2, stride_h=4, stride_w=2, dilation_h=6, dilation_w=4),
+    ConvProblem(2, 24, 30, 33, 130, 3, 8, 1, 3, stride_h=4, stride_w=3),
+]
 
 
 @each_precision
-@pytest.mark.parametrize("problem", [DEEP, FEW_FILTERS, WIDE, *CUT], ids=str)
+@pytest.mark.parametrize("problem", [DEEP, FEW_FILTERS, WIDE, *CUT, *SPREAD], ids=str)
 def test_every_configuration_is_right_and_the_same_every_time(problem, precision):
     assert_right_and_the_same_every_time(ALGORITHMS[NAME], replace(problem, precision=precision), repeats=5)
 
 
 @each_precision
-@pytest.mark.parametrize("problem", [DEEP, FEW_FILTERS, CUT[0]], ids=str)
+@pytest.mark.parametrize("problem", [DEEP, FEW_FILTERS, CUT[0], SPREAD[1]], ids=str)
 @each_scales
 def test_the_scale_follows_the_chunks(problem, scales, precision):
     assert_scale_follows_chunks(NAME, problem, scales, precision)
@@ -61,13 +69,13 @@ def test_zeros_give_zeros(problem):
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
-def test_a_number_that_is_not_finite_reaches_the_outputs_that_read_it_and_no_other(number):
+@pytest.mark.parametrize("problem", [CUT[0], SPREAD[0], SPREAD[3]], ids=str)
+def test_a_number_that_is_not_finite_reaches_the_outputs_that_read_it_and_no_other(problem, number):
     """Also where the last piece of a filter reaches beyond the filter, and multiplies the number by a zero."""
-    problem = CUT[0]
     x, weight = operands(problem)
-    for place in ((0, 0, 0), (19, 22, 149), (7, 11, 60)):
+    for place in ((0, 0, 0), (problem.c - 1, problem.h - 1, problem.w - 1), (7, 11, 30)):
         bad = x.clone()
-        bad[1, *place] = number
+        bad[-1, *place] = number
         with refusal_allowed(NAME):
             out = conv2d(bad, weight, **problem.geometry, algorithm=NAME)
             truth = reference.conv2d(bad, weight, **problem.geometry)

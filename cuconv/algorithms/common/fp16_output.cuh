@@ -3,12 +3,14 @@
 
 #include "common/activation.cuh"
 #include "common/fp16.cuh"
+#include "common/pieces.cuh"
 
 struct Problem {
     int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
     int output_planes;  // from one image of the output to the next
 #if PIECES
     int kernel_h, kernel_w;  // of the whole filter
+    ArgumentGeometry geometry;
 #else
     static constexpr int kernel_h = KH, kernel_w = KW;
 #endif

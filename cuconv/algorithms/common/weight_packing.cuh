@@ -13,6 +13,7 @@
 #pragma once
 
 #include "common/fp16.cuh"
+#include "common/pieces.cuh"
 
 // PACK_FILTERS and the 5 below are FILTERS and GROUP_WARPS of weight_packing.py.
 constexpr int PACK_FILTERS = 32;  // filters of a block: the lanes of a warp
@@ -49,16 +50,18 @@ constexpr int LEAST_UNSCALED = TARGET_EXPONENT - 6;
 struct ChunkWeights {
     int length;
 #if PIECES
-    int row, column, kernel_h, kernel_w;  // the piece's first row and column in the filter, and the filter's size
+    Axis rows, columns;
+    int piece;
 #endif
     // The lane's weight number `i`; 0 where there is none, or where the piece reaches beyond the filter's end.
     __device__ __forceinline__ float load(const float* filter, bool exists, int i) const {
         const int lane = threadIdx.x % 32;
 #if PIECES
         const int weight = lane + i * 32, channel = weight / TAPS, tap = weight % TAPS;
-        const int ky = row + tap / KW, kx = column + tap % KW;
-        exists = exists && weight < length && ky < kernel_h && kx < kernel_w;
-        return exists ? filter[(channel * kernel_h + ky) * kernel_w + kx] : 0.0f;
+        const int in_row = columns.pieces<KW>();
+        const int ky = rows.tap<KH>(piece / in_row, tap / KW), kx = columns.tap<KW>(piece % in_row, tap % KW);
+        exists = exists && weight < length && ky < rows.kernel && kx < columns.kernel;
+        return exists ? filter[(channel * rows.kernel + ky) * columns.kernel + kx] : 0.0f;
 #else
         const float* const own = filter + lane;  // one address for all loads
         return i * 32 < (exists ? length - lane : 0) ? own[i * 32] : 0.0f;
@@ -271,8 +274,8 @@ __device__ __forceinline__ void write(const float (&values)[WARP_TAPS][8], float
 #endif
 }
 
-#if PIECES
-#define PIECES_ARGUMENTS , int64 kernel_h, int64 kernel_w  // of the whole filter
+#if PIECES  // of the whole filter
+#define PIECES_ARGUMENTS , int64 kernel_h, int64 kernel_w, int64 tap_phases_h, int64 tap_phases_w
 #else
 #define PIECES_ARGUMENTS
 #endif
@@ -287,9 +290,9 @@ extern "C" __global__ void __cluster_dims__(PACK_CLUSTER, 1, 1) __launch_bounds_
     const int channel_chunks = (channels + CHANNELS - 1) / CHANNELS;
     const int tile_chunk = blockIdx.x / PACK_CLUSTER, rank = blockIdx.x % PACK_CLUSTER;
 #if PIECES
-    const int pieces_in_row = ((int)kernel_w + KW - 1) / KW;
-    const int chunks = channel_chunks * pieces_in_row * (((int)kernel_h + KH - 1) / KH);
-    const int piece = tile_chunk % chunks / channel_chunks;
+    const Axis rows_of = axis_of(kernel_h, tap_phases_h, 1, tap_phases_h);
+    const Axis columns_of = axis_of(kernel_w, tap_phases_w, 1, tap_phases_w);
+    const int chunks = channel_chunks * rows_of.pieces<KH>() * columns_of.pieces<KW>();
     const int64 area = kernel_h * kernel_w;
 #else
     const int chunks = channel_chunks;
@@ -312,8 +315,7 @@ extern "C" __global__ void __cluster_dims__(PACK_CLUSTER, 1, 1) __launch_bounds_
         const_cast<FilterScale*>(to.filter_scales) + (int64)tile_chunk * SCALE_FILTERS + in_tile;
     const int back = filters < FILTERS_JUDGED ? 0 : FILTERS_JUDGED;
 #if PIECES
-    const ChunkWeights chunk = {length, piece / pieces_in_row * KH, piece % pieces_in_row * KW, (int)kernel_h,
-                                (int)kernel_w};
+    const ChunkWeights chunk = {length, rows_of, columns_of, tile_chunk % chunks / channel_chunks};
 #else
     const ChunkWeights chunk = {length};
 #endif

@@ -11,6 +11,7 @@ from math import ceil
 from pathlib import Path
 
 from cuconv.algorithms.common.implicit_gemm import PARTS
+from cuconv.algorithms.common.pieces import axes
 from cuconv.core.costs import constant
 from cuconv.core.elementwise import Number
 from cuconv.core.launch import PACKED, WEIGHT, WORKSPACE, Launch
@@ -51,7 +52,10 @@ class WeightPacking:
 
     def pieces(self, problem: ConvProblem) -> int:
         """The pieces of the filter."""
-        return ceil(problem.kh / self.piece[0]) * ceil(problem.kw / self.piece[1]) if self.piece else 1
+        if self.piece is None:
+            return 1
+        rows, columns = (axis.pieces(size) for axis, size in zip(axes(problem), self.piece, strict=True))
+        return rows * columns
 
     def area(self, problem: ConvProblem) -> int:
         """The positions of a filter that are multiplied at once: those of the filter or of a piece."""
@@ -87,8 +91,8 @@ class WeightPacking:
         threads = 32 * self.group_warps(problem) * (self.channels // 8)
         shared_bytes = FLOAT_BYTES * FILTERS * (self.channels * self.area(problem) | 1)
         to, cleared = (PACKED, 0) if packed else (WORKSPACE, blocks)
-        filter_size = (problem.kh, problem.kw) if self.piece else ()
-        arguments = (WEIGHT, to, problem.m, problem.c, cleared, *filter_size)
+        of_filter = (problem.kh, problem.kw, *(axis.tap_phases for axis in axes(problem))) if self.piece else ()
+        arguments = (WEIGHT, to, problem.m, problem.c, cleared, *of_filter)
         return Launch(source, macros, KERNEL, self.blocks(problem), threads, arguments, shared_bytes, overlap=True)
 
     def predicted_us(self, problem: ConvProblem, costs: WeightPackingCosts) -> Number:

@@ -1,7 +1,8 @@
 """How images are flattened for fp16x3: whole, or in strips of columns for a filter that is multiplied in pieces.
 
 A position of a flattened image is a pixel or a zero of the padding. Whole images share the padding between neighbouring
-rows. A strip has its own, so that a piece of the filter may begin anywhere: docs/fp16x3.md.
+rows. A strip has its own, so that a piece of the filter may begin anywhere. With a dilation a strip has the outputs of
+one phase alone, and with a stride a piece has taps of one phase (common/pieces.cuh): docs/fp16x3.md.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from itertools import product
 from math import ceil
 from typing import NamedTuple
 
+from cuconv.algorithms.common.pieces import Axis, axes
 from cuconv.core.problem import ConvProblem
 
 CHANNELS = 16  # a chunk is as deep as a tensor-core instruction
@@ -24,7 +26,7 @@ MAX_PITCH = 63
 
 
 class Cut(NamedTuple):
-    """The rows and columns of a piece of the filter, and the columns of the output in a strip."""
+    """The rows and columns of a piece of the filter, and the outputs in a row of a strip."""
 
     kh: int
     kw: int
@@ -58,15 +60,16 @@ def flattened(problem: ConvProblem, cut: Cut | None) -> Flattened:
     if cut is None:
         pitch = p.w + p.pad_w  # the padding on the right of a row is that on the left of the next
         return Flattened(p.kh, p.kw, pitch, p.n * (p.h + p.pad_h) * pitch, chunks)
-    pitch, pieces = cut.columns + cut.kw - 1, ceil(p.kh / cut.kh) * ceil(p.kw / cut.kw)
-    positions = p.n * ceil(p.out_w / cut.columns) * (p.out_h + cut.kh - 1) * pitch
-    return Flattened(cut.kh, cut.kw, pitch, positions, pieces * chunks)
+    (rows, columns), pitch = axes(p), cut.columns + cut.kw - 1
+    strips = columns.phases * ceil(ceil(p.out_w / columns.phases) / cut.columns)
+    positions = p.n * strips * rows.phases * (ceil(p.out_h / rows.phases) + cut.kh - 1) * pitch
+    return Flattened(cut.kh, cut.kw, pitch, positions, rows.pieces(cut.kh) * columns.pieces(cut.kw) * chunks)
 
 
 def is_whole(problem: ConvProblem) -> bool:
-    """Whether images can stay whole: the filter is small, and the padding smaller than the filter."""
+    """Whether images can stay whole: no stride, no dilation, a small filter, and less padding than it has taps."""
     p = problem
-    return p.kh <= MAX_FILTER and p.kw <= MAX_FILTER and p.pad_h < p.kh and p.pad_w < p.kw
+    return p.is_dense and p.kh <= MAX_FILTER and p.kw <= MAX_FILTER and p.pad_h < p.kh and p.pad_w < p.kw
 
 
 def may_be_cut(problem: ConvProblem) -> bool:
@@ -79,16 +82,18 @@ def cuts(problem: ConvProblem, positions: int) -> list[Cut]:
     if not may_be_cut(problem):
         return []
     found = []
-    for kh, kw in product(_sizes(problem.kh), _sizes(problem.kw)):
+    rows, columns = axes(problem)
+    width = ceil(problem.out_w / columns.phases)
+    for kh, kw in product(_sizes(rows), _sizes(columns)):
         slots = ceil((positions + (kh - 1) * MAX_PITCH + kw - 1) / SLOT)
-        most = problem.out_w  # columns of a strip
+        most = width  # columns of a strip
         if kh > 1:
             most = (slots * SLOT - positions - (kw - 1)) // (kh - 1) - (kw - 1)
         if slots <= MAX_SLOTS and (kh, kw) != (1, 1):
-            found.append(Cut(kh, kw, ceil(problem.out_w / ceil(problem.out_w / most))))
+            found.append(Cut(kh, kw, ceil(width / ceil(width / most))))
     return found
 
 
-def _sizes(filter_size: int) -> tuple[int, ...]:
+def _sizes(axis: Axis) -> tuple[int, ...]:
     """The rows, or columns, that a piece of a filter may have."""
-    return (filter_size,) if filter_size <= MAX_FILTER else PIECES
+    return (axis.taps,) if axis.taps <= MAX_FILTER else PIECES

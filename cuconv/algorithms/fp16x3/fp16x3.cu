@@ -39,13 +39,14 @@
 // IN_STAGES       chunks of input in shared memory
 // WEIGHT_STAGES   weight rows in shared memory
 // PRODUCTS        3, or 1 for the accuracy of TF32 (common/fp16.cuh)
-// PIECES          1 where a filter is multiplied in pieces of KH x KW, and images are cut into strips of columns
+// PIECES          1 where a filter is multiplied in pieces of KH x KW, and images are cut into strips of columns; so
+//                 are all layers with a stride or a dilation (common/pieces.cuh)
 // SHARED_BYTES    dynamic shared memory that the host asks for
 // RESIDUAL        1 where there is a tensor to add before the activation (common/geometry.cuh)
 // PREPARED        1 where the weights have been packed by an earlier launch (common/geometry.cuh)
 //
-// Every argument is eight bytes, a pointer or a long long. strip_columns: columns of the output in a strip; 0 without
-// PIECES.
+// Every argument is eight bytes, a pointer or a long long. strip_columns: outputs of a row of a strip; 0 without PIECES,
+// which do not read it and what follows. tap_phases_*: common/pieces.cuh.
 
 // In small narrow tiles the registers have room for more sums, and one wgmma multiplies by both parts of the weights.
 // The bound is MAX_SIDE_BY_SIDE of fp16x3.py.
@@ -64,8 +65,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp16x3(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
            float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
            int64 width, int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h,
-           int64 out_w, int64 activation, int64 numbers, int64 output_planes,
-           int64 strip_columns RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
+           int64 out_w, int64 activation, int64 numbers, int64 output_planes, int64 strip_columns, int64 stride_h,
+           int64 stride_w, int64 dilation_h, int64 dilation_w, int64 tap_phases_h,
+           int64 tap_phases_w RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
     launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, staging
     __shared__ Shared shared;
@@ -78,11 +80,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS;
 #if PIECES
     g.p.kernel_h = kernel_h, g.p.kernel_w = kernel_w;
-    g.strip_columns = strip_columns, g.strips = (g.p.out_w + g.strip_columns - 1) / g.strip_columns;
-    g.pitch = g.strip_columns + KW - 1, g.image_rows = g.out_h + KH - 1;
-    g.pieces_in_row = ((int)kernel_w + KW - 1) / KW, g.channel_chunks = g.chunks;
-    g.chunks *= ((int)kernel_h + KH - 1) / KH * g.pieces_in_row;
-    const int stretches = g.images * g.strips;
+    g.p.geometry = {(int)stride_h, (int)stride_w, (int)dilation_h, (int)dilation_w, 1};
+    g.rows = axis_of(kernel_h, stride_h, dilation_h, tap_phases_h);
+    g.columns = axis_of(kernel_w, stride_w, dilation_w, tap_phases_w);
+    g.strip_columns = strip_columns;
+    g.strips = quotient_up(quotient_up(g.p.out_w, g.columns.phases), g.strip_columns);
+    g.pitch = g.strip_columns + KW - 1, g.image_rows = quotient_up(g.out_h, g.rows.phases) + KH - 1;
+    g.channel_chunks = g.chunks, g.chunks *= g.rows.pieces<KH>() * g.columns.pieces<KW>();
+    const int stretches = g.images * g.rows.phases * g.columns.phases * g.strips;
 #else
     g.pitch = g.p.width + g.p.pad_w, g.image_rows = g.p.height + g.p.pad_h;
     const int stretches = g.images;

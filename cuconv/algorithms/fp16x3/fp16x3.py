@@ -16,7 +16,6 @@ from cuconv.algorithms.common.limits import (
     HOPPER_ARCH,
     MAX_INDEX,
     check_sizes,
-    require_dense,
     require_fit,
     require_hopper,
 )
@@ -28,6 +27,7 @@ from cuconv.algorithms.common.listed import (
     listed,
     with_prepared,
 )
+from cuconv.algorithms.common.pieces import axes
 from cuconv.algorithms.common.shares import TileTimes, blocks_per_tile
 from cuconv.algorithms.common.weight_packing import WeightPacking, WeightPackingCosts, operand_bytes
 from cuconv.algorithms.fp16x3.flattened import (
@@ -56,6 +56,7 @@ FILTERS_STEP, POSITIONS_STEP = 8, 128  # steps of the sizes of narrow tiles
 MAX_FILTERS, MAX_POSITIONS, MAX_SUMS = 128, 512, 128 * 128  # a tile has no more; the registers hold no more sums
 STAGING_BYTES = CONSUMERS * 4 * 16 * 40 * FLOAT_BYTES  # 4 warps, 16 filters, 32 positions and a pad
 NARROW_STAGING_BYTES = CONSUMERS * 32 * 68 * FLOAT_BYTES  # 32 filters, 64 positions and a pad
+SECTOR_FLOATS = 8  # of a sector of the L2 cache
 FLAG_BYTES = CONSUMERS * 4  # a block's flags
 MAX_SIDE_BY_SIDE = 32 * 256  # sums of a narrow tile in FP32 whose weights have their parts side by side
 # Bounds of the static shared memory.
@@ -77,6 +78,7 @@ class Costs(WeightPackingCosts):
     chunk: float = constant("a block's time for a chunk of channels, whatever its size")
     piece: float = constant("added to a chunk of a piece of the filter")
     fetch: float = constant("the producers' time to load and decompose 2**11 elements")
+    scatter: float = constant("the same for elements of a row that are no neighbours, in addition, of each sector")
     multiply: float = constant("the consumers' time for 2**18 FP32 multiply-adds")
     narrow: float = constant("the same, in addition, for a chain of products of a narrow tile")
     write: float = constant("a block's time to write 2**14 outputs")
@@ -162,7 +164,8 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
         chunks, tiles = flat.chunks, _tiles(problem, flat, tile)
         times = _times(tile, config.slots, flat.kh, flat.kw, config.products, costs)
         if config.cut:
-            times = times._replace(chunk=times.chunk + costs.piece)
+            scattered = costs.scatter / costs.fetch * (min(axes(problem)[1].step, SECTOR_FLOATS) - 1)
+            times = times._replace(chunk=times.chunk + costs.piece, fetch=times.fetch * (1 + scattered))
         block_chunks, block_tiles = ceil(tiles * chunks / config.blocks), ceil(tiles / config.blocks)
         work_us = times.block_us(block_chunks, block_tiles, blocks_per_tile(tiles, chunks, config.blocks))
         packing_us = self.packing(problem, config).predicted_us(problem, costs)
@@ -172,7 +175,7 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
     def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
         """Launches, packing, memory, and the least work that a tile, or all of them, take a block."""
         costs, p = self.costs(problem.precision), problem
-        if p.filter_area == 1 or not p.is_dense:
+        if p.groups > 1 or _has_single_taps(p):
             return inf
         tile_us, position_us = _least_work(p.c, p.m, p.kh, p.kw, PRODUCTS[p.precision], device, costs)
         if may_be_cut(p):
@@ -188,7 +191,9 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
         blocks, macros = config.blocks, fastest_listed(self.source, self.forms(problem, config, options))
         first = arguments_of(problem, options.activation)
         columns = config.cut.columns if config.cut else 0
-        arguments = (*first[:4], WORKSPACE, *first[4:], options.output_planes(problem), columns, *options.arguments)
+        steps = (problem.stride_h, problem.stride_w, problem.dilation_h, problem.dilation_w)
+        sizes = (options.output_planes(problem), columns, *steps, *(axis.tap_phases for axis in axes(problem)))
+        arguments = (*first[:4], WORKSPACE, *first[4:], *sizes, *options.arguments)
         packing = self.packing(problem, config)
         return (
             packing.launch(problem, self.source, macros, blocks, options.packed),
@@ -209,14 +214,20 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     """Raise UnsupportedProblem for a problem or a GPU that the kernel is not for."""
     p = problem
     require_hopper(problem, device)
-    require_dense(problem, SOURCE.stem)
-    if p.filter_area == 1:
-        raise UnsupportedProblem(f"{p.label}: fp16x3 is for larger filters than 1x1, fp16x3_pointwise for these")
+    if p.groups > 1:
+        raise UnsupportedProblem(f"{p.label}: fp16x3 computes one group only")
+    if _has_single_taps(p):
+        raise UnsupportedProblem(f"{p.label}: fp16x3 is for filters that are larger than 1x1 and than the stride")
     sizes = [
         ("input bytes", FLOAT_BYTES * p.n * p.c * p.h * p.w, MAX_INPUT_BYTES),
         ("weights", p.m * p.c * p.filter_area, MAX_INDEX),
     ]
     check_sizes(problem, SOURCE.stem, sizes)
+
+
+def _has_single_taps(problem: ConvProblem) -> bool:
+    """Whether every tap of the filter is alone in its phase."""
+    return all(axis.taps == 1 for axis in axes(problem))
 
 
 @lru_cache(maxsize=1024)
@@ -250,7 +261,7 @@ def _least_work(
     """
     chunks, tile_us, position_us = ceil(c / CHANNELS), [], []
     for tile in (*TILES, *_narrow_tiles(m)):
-        times = _times(tile, ceil((tile.positions + kw - 1) / SLOT), kh, kw, products, costs)
+        times = _times(tile, ceil((tile.positions + 1) / SLOT), kh, kw, products, costs)
         tile_us.append(times.least_us(chunks, device.sm_count))
         tiles_of_position = ceil(m / tile.filters) / tile.positions / device.sm_count
         position_us.append(tiles_of_position * times.block_us(chunks, tiles=0, sharers=1))

@@ -22,12 +22,13 @@ typedef float Chain[SIDE_BY_SIDE ? 3 * SUMS : SUMS];  // the products of a chain
 //
 // PIECES: an image is cut into strips of columns. Each strip is flattened on its own, and shares no padding. The chunks
 // of the filter's first piece, 16 channels each, come first, then those of the second, and so on. The input of a chunk
-// is shifted by the place of its piece in the filter.
+// is shifted by the place of its piece in the filter. With a dilation each strip has the outputs of one phase.
 struct Geometry {
     Problem p;
     int images, out_h, pitch, image_rows, chunks, filter_tiles, units;
 #if PIECES
-    int strip_columns, strips, pieces_in_row, channel_chunks;
+    int strip_columns, strips, channel_chunks;
+    Axis rows, columns;
 #endif
 
     // The piece of the filter that a chunk belongs to, and the chunk's first channel.
@@ -47,13 +48,18 @@ struct Geometry {
     // Byte offset of the first channel's input element at a position, or NOWHERE in the padding.
     __device__ __forceinline__ unsigned source(int position, int piece) const {
         const int row = position / pitch;
-        int x = position - row * pitch - p.pad_w, image = row / image_rows, y = row - image * image_rows - p.pad_h;
+        int x = position - row * pitch, image = row / image_rows, y = row - image * image_rows;
 #if PIECES
-        const int strip = image % strips;
-        image /= strips;
-        x += strip * strip_columns + piece % pieces_in_row * KW, y += piece / pieces_in_row * KH;
+        const Axis columns = this->columns.here(), rows = this->rows.here();
+        const int in_row = columns.pieces<KW>(), strip = image / columns.phases % strips;
+        x = columns.input<KW>(x + strip * strip_columns, image, piece % in_row);
+        image /= columns.phases * strips;
+        y = rows.input<KH>(y, image, piece / in_row);
+        image /= rows.phases;
+        x -= p.pad_w, y -= p.pad_h;
         const bool inside = image < images && (unsigned)y < p.height && (unsigned)x < p.width;
 #else
+        x -= p.pad_w, y -= p.pad_h;
         const bool inside = image < images && y >= 0 && x >= 0;
 #endif
         return inside ? ((unsigned)image * p.channels * p.height * p.width + y * p.width + x) * 4u : NOWHERE;
@@ -61,14 +67,19 @@ struct Geometry {
     // The output pixel at a position.
     __device__ __forceinline__ Pixel locate(int position) const {
         const int row = position / pitch;
-        int x = position - row * pitch, image = row / image_rows;
-        const int y = row - image * image_rows;
-        bool exists = y < out_h;
+        int x = position - row * pitch, image = row / image_rows, y = row - image * image_rows;
 #if PIECES
-        exists = exists && x < strip_columns;
-        x += image % strips * strip_columns, image /= strips;
+        const Axis columns = this->columns.here(), rows = this->rows.here();
+        const bool in_strip = x < strip_columns && y < image_rows - (KH - 1);
+        x = columns.output(x + image / columns.phases % strips * strip_columns, image);
+        image /= columns.phases * strips;
+        y = rows.output(y, image);
+        image /= rows.phases;
+#else
+        const bool in_strip = true;
 #endif
-        return {exists && image < images && x < p.out_w ? image : -1, y * p.out_w + x};
+        const bool exists = in_strip && image < images && y < out_h && x < p.out_w;
+        return {exists ? image : -1, y * p.out_w + x};
     }
 };
 

@@ -2,7 +2,7 @@
 
 import re
 from itertools import product
-from math import ceil, prod
+from math import ceil, gcd, prod
 
 import pytest
 
@@ -93,7 +93,7 @@ def parameters(launch):
     for macro, more in (
         ("RESIDUAL", ", residual"),
         ("PREPARED", ", packed, flags"),
-        ("PIECES", ", kernel_h, kernel_w"),
+        ("PIECES", ", kernel_h, kernel_w, tap_phases_h, tap_phases_w"),
     ):
         declared = re.sub(rf"\s{macro}_ARGUMENTS?", more * launch.macros.get(macro, 0), declared)
     return [one.split()[-1] for one in declared.split(",")]
@@ -110,6 +110,8 @@ def meanings(p, config, launch, options):
     found |= {"output_planes": p.m, "activation": options.activation.kind, "numbers": options.activation.packed_numbers}
     found |= {"input_image": p.c * p.h * p.w, "input_group": p.group_channels * p.h * p.w}
     found |= {"output_image": p.m * p.out_pixels, "weight_group": prod(p.weight_shape) // p.groups}
+    for axis, stride, dilation in (("h", p.stride_h, p.dilation_h), ("w", p.stride_w, p.dilation_w)):
+        found[f"tap_phases_{axis}"] = stride // gcd(stride, dilation)
     if launch.kernel == "pack_weights":  # it clears the flags of blocks that may publish partial sums
         found["blocks"] = config.blocks if getattr(config, "tail_split_k", 2) > 1 else 0
     if launch.kernel == "fp16x3":
@@ -151,6 +153,7 @@ ANY_GEOMETRY = ConvProblem(2, 10, 14, 19, 36, 3, 4, 1, 5, "fp32", 2, 3, 4, 5, gr
     [
         ("fp16x3", LARGE_FILTER),
         ("fp16x3", ConvProblem(2, 20, 13, 9, 17, 9, 8, 1, 3)),
+        ("fp16x3", ConvProblem(2, 20, 40, 61, 17, 5, 9, 1, 3, "fp32", 2, 4, 5, 6)),
         ("fp16x3_winograd", LARGE_FILTER),
         ("fp16x3_pointwise", ConvProblem(3, 70, 13, 7, 37, 1, 1)),
         ("tf32x3_gemm", ANY_GEOMETRY),

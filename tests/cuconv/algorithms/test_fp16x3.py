@@ -9,13 +9,15 @@ import pytest
 from cuconv import ConvProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.common import weight_packing
+from cuconv.algorithms.common.pieces import axes
 from cuconv.algorithms.common.shares import blocks_per_tile
+from cuconv.algorithms.fp16x3.flattened import flattened
 from cuconv.device import H200
 from cuconv.runtime.compiler import INCLUDES
 from tests.cuconv.algorithms.problems import PROBLEMS
 
 FP16X3, WINOGRAD = ALGORITHMS["fp16x3"], ALGORITHMS["fp16x3_winograd"]
-FIT = [p for p in PROBLEMS if p.pad_h < p.kh <= 7 and p.pad_w < p.kw <= 7 and p.filter_area > 1]
+FIT = [p for p in PROBLEMS if p.is_dense and p.pad_h < p.kh <= 7 and p.pad_w < p.kw <= 7 and p.filter_area > 1]
 WINOGRAD_FIT = [
     ConvProblem(32, 256, 28, 28, 512, 3, 3, 1, 1),
     ConvProblem(32, 96, 27, 27, 256, 5, 5, 2, 2),
@@ -62,6 +64,28 @@ def test_pieces_cover_a_long_filter_and_strips_the_columns_of_an_image(problem):
         pieces = ceil(problem.kh / kh) * ceil(problem.kw / kw)
         packed = 4 * ceil(problem.m / config.tile.filters) * config.tile.filters * ceil(problem.c / 16) * 16
         assert config.workspace_bytes >= packed * pieces * kh * kw + 4 * config.blocks
+
+
+@pytest.mark.parametrize(
+    ("problem", "taps"),
+    [
+        (ConvProblem(2, 33, 40, 51, 24, 3, 3, 2, 2, dilation_h=2, dilation_w=2), (3, 3)),
+        (ConvProblem(2, 33, 40, 51, 24, 4, 3, 1, 1, stride_h=2, stride_w=2), (2, 2)),
+        (ConvProblem(1, 16, 1, 3000, 64, 1, 11, 0, 25, dilation_w=5), (1, 11)),
+        (ConvProblem(1, 20, 31, 41, 40, 5, 9, 7, 2, stride_h=4, stride_w=2, dilation_h=6, dilation_w=4), (3, 9)),
+    ],
+    ids=lambda case: getattr(case, "label", None),
+)
+def test_pieces_have_taps_of_one_phase_and_strips_outputs_of_one_phase(problem, taps):
+    """taps: the most of a phase."""
+    p, found = problem, FP16X3.candidates(problem, H200)
+    assert found
+    for config in found:
+        kh, kw, columns = config.cut
+        assert kh <= taps[0] and kw <= taps[1] and columns <= ceil(p.out_w / axes(p)[1].phases)
+        assert last_position(p, config) < config.slots * 128
+        flat = flattened(p, config.cut)
+        assert flat.positions >= p.n * p.out_pixels and flat.chunks * 16 * kh * kw >= p.c * p.filter_area
 
 
 def test_a_wide_image_has_smaller_halos_in_strips():
