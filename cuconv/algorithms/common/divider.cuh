@@ -8,6 +8,7 @@
 struct Divider {
     unsigned divisor, multiplier, shift;
 
+    Divider() = default;
     __device__ __forceinline__ Divider(int64 divisor, int64 packed)
         : divisor(divisor), multiplier(packed), shift(packed >> 32) {}
     __device__ __forceinline__ unsigned operator()(unsigned n, unsigned& remainder) const {

@@ -15,12 +15,6 @@ struct Axis {
     int kernel, stride, dilation;  // of the convolution
     int phases, tap_phases;        // dilation / g and stride / g
 
-    // The same numbers, of which the compiler computes nothing ahead of here: a kernel has no registers for inverses.
-    __device__ __forceinline__ Axis here() const {
-        Axis same = *this;
-        asm volatile("" : "+r"(same.kernel), "+r"(same.phases), "+r"(same.tap_phases));
-        return same;
-    }
     // Phases that have a tap.
     __device__ __forceinline__ int used() const { return min(tap_phases, kernel); }
 
@@ -33,12 +27,14 @@ struct Axis {
     __device__ __forceinline__ int tap(int piece, int j) const {
         return piece % used() + tap_phases * (piece / used() * SIZE + j);
     }
-    // Output number i of a phase, which is `phase` modulo the number of phases.
-    __device__ __forceinline__ int output(int i, int phase) const { return phase % phases + phases * i; }
-    // The input that it reads through the piece's first tap. Padding counts.
+    // Output number i of a phase.
+    __device__ __forceinline__ int output(int i, int phase) const { return phase + phases * i; }
+    // The input, padding included, that an output reads through the first tap of the first piece, and how much further
+    // on that of another piece is.
+    __device__ __forceinline__ int input(int output) const { return stride * output; }
     template <int SIZE>
-    __device__ __forceinline__ int input(int i, int phase, int piece) const {
-        return stride * (phase % phases + phases * (i + piece / used() * SIZE)) + dilation * (piece % used());
+    __device__ __forceinline__ int shift(int piece) const {
+        return stride * phases * (piece / used() * SIZE) + dilation * (piece % used());
     }
 };
 __device__ __forceinline__ Axis axis_of(int kernel, int stride, int dilation, int tap_phases) {

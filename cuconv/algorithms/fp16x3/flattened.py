@@ -38,6 +38,8 @@ class Flattened(NamedTuple):
 
     kh, kw     the rows and columns of what it multiplies at once: the filter, or a piece of it
     pitch      positions of a row
+    rows       of an image or a strip, with the padding that it does not share
+    strips     of the outputs of one phase
     positions  those of all images
     chunks     of channels, for all pieces
     """
@@ -45,6 +47,8 @@ class Flattened(NamedTuple):
     kh: int
     kw: int
     pitch: int
+    rows: int
+    strips: int
     positions: int
     chunks: int
 
@@ -59,11 +63,13 @@ def flattened(problem: ConvProblem, cut: Cut | None) -> Flattened:
     p, chunks = problem, ceil(problem.c / CHANNELS)
     if cut is None:
         pitch = p.w + p.pad_w  # the padding on the right of a row is that on the left of the next
-        return Flattened(p.kh, p.kw, pitch, p.n * (p.h + p.pad_h) * pitch, chunks)
+        return Flattened(p.kh, p.kw, pitch, p.h + p.pad_h, 1, p.n * (p.h + p.pad_h) * pitch, chunks)
     (rows, columns), pitch = axes(p), cut.columns + cut.kw - 1
-    strips = columns.phases * ceil(ceil(p.out_w / columns.phases) / cut.columns)
-    positions = p.n * strips * rows.phases * (ceil(p.out_h / rows.phases) + cut.kh - 1) * pitch
-    return Flattened(cut.kh, cut.kw, pitch, positions, rows.pieces(cut.kh) * columns.pieces(cut.kw) * chunks)
+    strips = ceil(ceil(p.out_w / columns.phases) / cut.columns)
+    strip_rows = ceil(p.out_h / rows.phases) + cut.kh - 1
+    positions = p.n * rows.phases * columns.phases * strips * strip_rows * pitch
+    pieces = rows.pieces(cut.kh) * columns.pieces(cut.kw)
+    return Flattened(cut.kh, cut.kw, pitch, strip_rows, strips, positions, pieces * chunks)
 
 
 def is_whole(problem: ConvProblem) -> bool:

@@ -45,8 +45,9 @@
 // RESIDUAL        1 where there is a tensor to add before the activation (common/geometry.cuh)
 // PREPARED        1 where the weights have been packed by an earlier launch (common/geometry.cuh)
 //
-// Every argument is eight bytes, a pointer or a long long. strip_columns: outputs of a row of a strip; 0 without PIECES,
-// which do not read it and what follows. tap_phases_*: common/pieces.cuh.
+// Every argument is eight bytes, a pointer or a long long. pitch: positions of a row of an image or a strip, of which it
+// has image_rows; by_X packs the division by X (common/divider.cuh). From strip_columns on, the outputs in a row of a
+// strip, arguments are read with PIECES alone. tap_phases_* and *_phases: common/pieces.cuh.
 
 // In small narrow tiles the registers have room for more sums, and one wgmma multiplies by both parts of the weights.
 // The bound is MAX_SIDE_BY_SIDE of fp16x3.py.
@@ -65,9 +66,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp16x3(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
            float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
            int64 width, int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h,
-           int64 out_w, int64 activation, int64 numbers, int64 output_planes, int64 strip_columns, int64 stride_h,
-           int64 stride_w, int64 dilation_h, int64 dilation_w, int64 tap_phases_h,
-           int64 tap_phases_w RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
+           int64 out_w, int64 activation, int64 numbers, int64 output_planes, int64 pitch, int64 image_rows,
+           int64 by_pitch, int64 by_image_rows, int64 strip_columns, int64 strips, int64 stride_h, int64 stride_w,
+           int64 dilation_h, int64 dilation_w, int64 tap_phases_h, int64 tap_phases_w, int64 by_strips,
+           int64 by_row_phases, int64 by_column_phases RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
     launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, staging
     __shared__ Shared shared;
@@ -78,21 +80,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
            (int)(out_h * out_w), (int)output_planes};
     g.images = images, g.out_h = out_h, g.filter_tiles = (g.p.filters + BF - 1) / BF;
     g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS;
+    g.pitch = pitch, g.by_pitch = Divider(pitch, by_pitch), g.by_image_rows = Divider(image_rows, by_image_rows);
 #if PIECES
     g.p.kernel_h = kernel_h, g.p.kernel_w = kernel_w;
     g.p.geometry = {(int)stride_h, (int)stride_w, (int)dilation_h, (int)dilation_w, 1};
     g.rows = axis_of(kernel_h, stride_h, dilation_h, tap_phases_h);
     g.columns = axis_of(kernel_w, stride_w, dilation_w, tap_phases_w);
-    g.strip_columns = strip_columns;
-    g.strips = quotient_up(quotient_up(g.p.out_w, g.columns.phases), g.strip_columns);
-    g.pitch = g.strip_columns + KW - 1, g.image_rows = quotient_up(g.out_h, g.rows.phases) + KH - 1;
+    g.strip_columns = strip_columns, g.by_strips = Divider(strips, by_strips);
+    g.by_row_phases = Divider(g.rows.phases, by_row_phases);
+    g.by_column_phases = Divider(g.columns.phases, by_column_phases);
     g.channel_chunks = g.chunks, g.chunks *= g.rows.pieces<KH>() * g.columns.pieces<KW>();
-    const int stretches = g.images * g.rows.phases * g.columns.phases * g.strips;
+    const int stretches = g.images * g.rows.phases * g.columns.phases * (int)strips;
 #else
-    g.pitch = g.p.width + g.p.pad_w, g.image_rows = g.p.height + g.p.pad_h;
     const int stretches = g.images;
 #endif
-    g.units = (stretches * g.image_rows * g.pitch + BP - 1) / BP * g.filter_tiles * g.chunks;
+    g.units = (stretches * (int)image_rows * g.pitch + BP - 1) / BP * g.filter_tiles * g.chunks;
     const Workspace workspace(Memory{memory WITH_PREPARED(, packed, flags)}, (int64)g.filter_tiles * g.chunks, gridDim.x);
     char* const weight_stages = dynamic + IN_STAGES * INPUT_STAGE;
     float* const staging = reinterpret_cast<float*>(weight_stages + WEIGHT_STAGES * ROW_BYTES);

@@ -11,6 +11,7 @@ from math import ceil, inf
 from pathlib import Path
 
 from cuconv.algorithms.base import CallOptions, Macros
+from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.implicit_gemm import PRODUCTS, arguments_of, grid_text
 from cuconv.algorithms.common.limits import (
     HOPPER_ARCH,
@@ -190,9 +191,7 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
         """Weight packing and the main kernel. Each may start while the one ahead of it in the stream still runs."""
         blocks, macros = config.blocks, fastest_listed(self.source, self.forms(problem, config, options))
         first = arguments_of(problem, options.activation)
-        columns = config.cut.columns if config.cut else 0
-        steps = (problem.stride_h, problem.stride_w, problem.dilation_h, problem.dilation_w)
-        sizes = (options.output_planes(problem), columns, *steps, *(axis.tap_phases for axis in axes(problem)))
+        sizes = (options.output_planes(problem), *_flattening(problem, config.cut))
         arguments = (*first[:4], WORKSPACE, *first[4:], *sizes, *options.arguments)
         packing = self.packing(problem, config)
         return (
@@ -208,6 +207,16 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
         """The most static shared memory, in bytes, that the kernels of a variant may have."""
         tile = Tile(macros["FILTERS"], macros["TILE_POSITIONS"], bool(macros["NARROW"]))
         return _static_bytes(tile, macros["SLOTS"])
+
+
+def _flattening(problem: ConvProblem, cut: Cut | None) -> tuple[int, ...]:
+    """The main kernel's arguments that say how images are flattened."""
+    p, flat, (rows, columns) = problem, flattened(problem, cut), axes(problem)
+    return (
+        flat.pitch, flat.rows, packed_divisor(flat.pitch), packed_divisor(flat.rows),
+        cut.columns if cut else 0, flat.strips, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w,
+        rows.tap_phases, columns.tap_phases, *map(packed_divisor, (flat.strips, rows.phases, columns.phases)),
+    )  # fmt: skip
 
 
 def _check(problem: ConvProblem, device: DeviceSpec) -> None:

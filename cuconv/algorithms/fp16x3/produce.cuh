@@ -48,11 +48,12 @@ __device__ __forceinline__ void store(const float (&scaled)[8], int job, int thr
 // unrolled: it is rare, and must cost the common path no registers.
 __device__ __noinline__ int convert_again(const Geometry g, const char* input, const float* scales, char* stage,
                                           unsigned* maxima, unsigned* suspects, int spatial_tile, int chunk) {
-    const int piece = g.piece_of(chunk), first_channel = g.first_channel(chunk);
+    const Geometry::Shift shift = g.shift_of(g.piece_of(chunk));
+    const int first_channel = g.first_channel(chunk);
     const int thread = threadIdx.x % WARPGROUP;
     const int64 plane = (int64)g.p.height * g.p.width * 4;
     const auto load = [&](int job, int c) {
-        const unsigned source = g.source(spatial_tile * BP + position_of(job, thread), piece);
+        const unsigned source = g.source(spatial_tile * BP + position_of(job, thread), shift);
         const int in_chunk = channel_of(job) + c, channel = first_channel + in_chunk;
         if (source == NOWHERE || channel >= g.p.channels) return 0.0f;
         return *reinterpret_cast<const float*>(input + channel * plane + source) * scales[in_chunk];
@@ -130,9 +131,10 @@ struct Producer {
 
     // Finds where in the input this thread's positions of a tile lie, as a piece of the filter reads them.
     __device__ __forceinline__ void locate_sources(int spatial_tile, int piece) {
+        const Geometry::Shift shift = g.shift_of(piece);
 #pragma unroll
         for (int i = 0; i < SLOTS; ++i)
-            shared.sources[group][i][thread] = g.source(spatial_tile * BP + position_of(i, thread), piece);
+            shared.sources[group][i][thread] = g.source(spatial_tile * BP + position_of(i, thread), shift);
     }
 
     // Loads a job's values. Predicated instructions rather than branches, which would keep jobs from overlapping.

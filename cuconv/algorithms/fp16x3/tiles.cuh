@@ -1,6 +1,7 @@
 // The block of fp16x3's main kernel: its warpgroups, its tile, and what lies in shared memory.
 #pragma once
 
+#include "common/divider.cuh"
 #include "common/fp16_output.cuh"
 
 constexpr int CONSUMERS = 2 * WARPGROUP;            // threads that multiply
@@ -25,11 +26,30 @@ typedef float Chain[SIDE_BY_SIDE ? 3 * SUMS : SUMS];  // the products of a chain
 // is shifted by the place of its piece in the filter. With a dilation each strip has the outputs of one phase.
 struct Geometry {
     Problem p;
-    int images, out_h, pitch, image_rows, chunks, filter_tiles, units;
+    int images, out_h, pitch, chunks, filter_tiles, units;
+    Divider by_pitch, by_image_rows;
 #if PIECES
-    int strip_columns, strips, channel_chunks;
+    int strip_columns, channel_chunks;
     Axis rows, columns;
+    Divider by_strips, by_row_phases, by_column_phases;
 #endif
+
+    // A position's row and column within its image or strip, and the image.
+    struct Place {
+        unsigned image, y, x;
+#if PIECES
+        unsigned strip, row_phase, column_phase;
+#endif
+    };
+    __device__ __forceinline__ Place place(int position) const {
+        Place at;
+        at.image = by_image_rows(by_pitch(position, at.x), at.y);
+#if PIECES
+        at.image = by_strips(by_column_phases(at.image, at.column_phase), at.strip);
+        at.image = by_row_phases(at.image, at.row_phase);
+#endif
+        return at;
+    }
 
     // The piece of the filter that a chunk belongs to, and the chunk's first channel.
     __device__ __forceinline__ int piece_of(int chunk) const {
@@ -45,41 +65,42 @@ struct Geometry {
 #endif
         return chunk * CHANNELS;
     }
-    // Byte offset of the first channel's input element at a position, or NOWHERE in the padding.
-    __device__ __forceinline__ unsigned source(int position, int piece) const {
-        const int row = position / pitch;
-        int x = position - row * pitch, image = row / image_rows, y = row - image * image_rows;
+    // Where the input of a piece's first tap lies, beside that of an output at row and column 0.
+    struct Shift {
+        int y, x;
+    };
+    __device__ __forceinline__ Shift shift_of(int piece) const {
 #if PIECES
-        const Axis columns = this->columns.here(), rows = this->rows.here();
-        const int in_row = columns.pieces<KW>(), strip = image / columns.phases % strips;
-        x = columns.input<KW>(x + strip * strip_columns, image, piece % in_row);
-        image /= columns.phases * strips;
-        y = rows.input<KH>(y, image, piece / in_row);
-        image /= rows.phases;
-        x -= p.pad_w, y -= p.pad_h;
-        const bool inside = image < images && (unsigned)y < p.height && (unsigned)x < p.width;
+        const int in_row = columns.pieces<KW>();
+        return {rows.shift<KH>(piece / in_row) - p.pad_h, columns.shift<KW>(piece % in_row) - p.pad_w};
 #else
-        x -= p.pad_w, y -= p.pad_h;
-        const bool inside = image < images && y >= 0 && x >= 0;
+        return {-p.pad_h, -p.pad_w};
 #endif
-        return inside ? ((unsigned)image * p.channels * p.height * p.width + y * p.width + x) * 4u : NOWHERE;
+    }
+    // Byte offset of the first channel's input element at a position, or NOWHERE in the padding.
+    __device__ __forceinline__ unsigned source(int position, const Shift& shift) const {
+        const Place at = place(position);
+#if PIECES
+        const int y = rows.input(rows.output(at.y, at.row_phase)) + shift.y;
+        const int x = columns.input(columns.output(at.x + at.strip * strip_columns, at.column_phase)) + shift.x;
+        const bool inside = at.image < images && (unsigned)y < p.height && (unsigned)x < p.width;
+#else
+        const int y = at.y + shift.y, x = at.x + shift.x;
+        const bool inside = at.image < images && y >= 0 && x >= 0;
+#endif
+        return inside ? (at.image * p.channels * p.height * p.width + y * p.width + x) * 4u : NOWHERE;
     }
     // The output pixel at a position.
     __device__ __forceinline__ Pixel locate(int position) const {
-        const int row = position / pitch;
-        int x = position - row * pitch, image = row / image_rows, y = row - image * image_rows;
+        const Place at = place(position);
+        int y = at.y, x = at.x;
+        bool exists = at.image < images;
 #if PIECES
-        const Axis columns = this->columns.here(), rows = this->rows.here();
-        const bool in_strip = x < strip_columns && y < image_rows - (KH - 1);
-        x = columns.output(x + image / columns.phases % strips * strip_columns, image);
-        image /= columns.phases * strips;
-        y = rows.output(y, image);
-        image /= rows.phases;
-#else
-        const bool in_strip = true;
+        exists = exists && x < strip_columns;
+        y = rows.output(y, at.row_phase), x = columns.output(x + at.strip * strip_columns, at.column_phase);
 #endif
-        const bool exists = in_strip && image < images && y < out_h && x < p.out_w;
-        return {exists ? image : -1, y * p.out_w + x};
+        exists = exists && y < out_h && x < p.out_w;
+        return {exists ? (int)at.image : -1, y * p.out_w + x};
     }
 };
 

@@ -11,6 +11,8 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.common import finish_output
 from cuconv.algorithms.common.divider import packed_divisor
+from cuconv.algorithms.common.pieces import axes
+from cuconv.algorithms.fp16x3.flattened import flattened
 from cuconv.core.activation import activation_of
 from cuconv.core.launch import BIAS, FLAGS, INPUT, OUTPUT, PACKED, RESIDUAL, WEIGHT, WORKSPACE
 from cuconv.device import A100, H200, DeviceSpec
@@ -115,6 +117,10 @@ def meanings(p, config, launch, options):
     if launch.kernel == "pack_weights":  # it clears the flags of blocks that may publish partial sums
         found["blocks"] = config.blocks if getattr(config, "tail_split_k", 2) > 1 else 0
     if launch.kernel == "fp16x3":
+        flat, (rows, columns) = flattened(p, config.cut), axes(p)
+        divisors = {"pitch": flat.pitch, "image_rows": flat.rows, "strips": flat.strips}
+        divisors |= {"row_phases": rows.phases, "column_phases": columns.phases}
+        found |= divisors | {f"by_{name}": packed_divisor(divisor) for name, divisor in divisors.items()}
         found["strip_columns"] = config.cut.columns if config.cut else 0
     if launch.kernel == "tf32x3_wgmma":
         filter_tiles = ceil(p.group_filters / config.tile.filters)
