@@ -71,6 +71,7 @@ struct Geometry {
     };
     __device__ __forceinline__ Shift shift_of(int piece) const {
 #if PIECES
+        const Axis rows = this->rows.here(), columns = this->columns.here();
         const int in_row = columns.pieces<KW>();
         return {rows.shift<KH>(piece / in_row) - p.pad_h, columns.shift<KW>(piece % in_row) - p.pad_w};
 #else
