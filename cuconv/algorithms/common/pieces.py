@@ -26,6 +26,11 @@ class Axis(NamedTuple):
         return self.stride // gcd(self.stride, self.dilation)
 
     @property
+    def used(self) -> int:
+        """The phases that have a tap."""
+        return min(self.tap_phases, self.kernel)
+
+    @property
     def step(self) -> int:
         """The distance of these neighbours."""
         return self.phases * self.stride
@@ -36,8 +41,8 @@ class Axis(NamedTuple):
         return ceil(self.kernel / self.tap_phases)
 
     def pieces(self, size: int) -> int:
-        """The pieces of `size` taps of all phases that have a tap."""
-        return ceil(self.taps / size) * min(self.tap_phases, self.kernel)
+        """The pieces of `size` taps of all phases."""
+        return ceil(self.taps / size) * self.used
 
 
 def axes(problem: ConvProblem) -> tuple[Axis, Axis]:

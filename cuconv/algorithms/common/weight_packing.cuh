@@ -50,7 +50,7 @@ constexpr int LEAST_UNSCALED = TARGET_EXPONENT - 6;
 struct ChunkWeights {
     int length;
 #if PIECES
-    Axis rows, columns;
+    Taps taps_h, taps_w;
     int piece;
 #endif
     // The lane's weight number `i`; 0 where there is none, or where the piece reaches beyond the filter's end.
@@ -58,10 +58,10 @@ struct ChunkWeights {
         const int lane = threadIdx.x % 32;
 #if PIECES
         const int weight = lane + i * 32, channel = weight / TAPS, tap = weight % TAPS;
-        const int in_row = columns.pieces<KW>();
-        const int ky = rows.tap<KH>(piece / in_row, tap / KW), kx = columns.tap<KW>(piece % in_row, tap % KW);
-        exists = exists && weight < length && ky < rows.kernel && kx < columns.kernel;
-        return exists ? filter[(channel * rows.kernel + ky) * columns.kernel + kx] : 0.0f;
+        const int in_row = taps_w.pieces<KW>();
+        const int ky = taps_h.tap<KH>(piece / in_row, tap / KW), kx = taps_w.tap<KW>(piece % in_row, tap % KW);
+        exists = exists && weight < length && ky < taps_h.kernel && kx < taps_w.kernel;
+        return exists ? filter[(channel * taps_h.kernel + ky) * taps_w.kernel + kx] : 0.0f;
 #else
         const float* const own = filter + lane;  // one address for all loads
         return i * 32 < (exists ? length - lane : 0) ? own[i * 32] : 0.0f;
@@ -290,9 +290,8 @@ extern "C" __global__ void __cluster_dims__(PACK_CLUSTER, 1, 1) __launch_bounds_
     const int channel_chunks = (channels + CHANNELS - 1) / CHANNELS;
     const int tile_chunk = blockIdx.x / PACK_CLUSTER, rank = blockIdx.x % PACK_CLUSTER;
 #if PIECES
-    const Axis rows_of = axis_of(kernel_h, tap_phases_h, 1, tap_phases_h);
-    const Axis columns_of = axis_of(kernel_w, tap_phases_w, 1, tap_phases_w);
-    const int chunks = channel_chunks * rows_of.pieces<KH>() * columns_of.pieces<KW>();
+    const Taps taps_h = {(int)kernel_h, (int)tap_phases_h}, taps_w = {(int)kernel_w, (int)tap_phases_w};
+    const int chunks = channel_chunks * taps_h.pieces<KH>() * taps_w.pieces<KW>();
     const int64 area = kernel_h * kernel_w;
 #else
     const int chunks = channel_chunks;
@@ -315,7 +314,7 @@ extern "C" __global__ void __cluster_dims__(PACK_CLUSTER, 1, 1) __launch_bounds_
         const_cast<FilterScale*>(to.filter_scales) + (int64)tile_chunk * SCALE_FILTERS + in_tile;
     const int back = filters < FILTERS_JUDGED ? 0 : FILTERS_JUDGED;
 #if PIECES
-    const ChunkWeights chunk = {length, rows_of, columns_of, tile_chunk % chunks / channel_chunks};
+    const ChunkWeights chunk = {length, taps_h, taps_w, tile_chunk % chunks / channel_chunks};
 #else
     const ChunkWeights chunk = {length};
 #endif

@@ -47,7 +47,7 @@
 //
 // Every argument is eight bytes, a pointer or a long long. pitch: positions of a row of an image or a strip, of which it
 // has image_rows; by_X packs the division by X (common/divider.cuh). From strip_columns on, the outputs in a row of a
-// strip, arguments are read with PIECES alone. tap_phases_* and *_phases: common/pieces.cuh.
+// strip, arguments are read with PIECES alone. *_phases and taps_*, Axis::used: common/pieces.cuh.
 
 // In small narrow tiles the registers have room for more sums, and one wgmma multiplies by both parts of the weights.
 // The bound is MAX_SIDE_BY_SIDE of fp16x3.py.
@@ -67,9 +67,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
            float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
            int64 width, int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h,
            int64 out_w, int64 activation, int64 numbers, int64 output_planes, int64 pitch, int64 image_rows,
-           int64 by_pitch, int64 by_image_rows, int64 strip_columns, int64 strips, int64 stride_h, int64 stride_w,
-           int64 dilation_h, int64 dilation_w, int64 tap_phases_h, int64 tap_phases_w, int64 by_strips,
-           int64 by_row_phases, int64 by_column_phases RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
+           int64 by_pitch, int64 by_image_rows, int64 strip_columns, int64 strips, int64 row_phases,
+           int64 column_phases, int64 by_strips, int64 by_row_phases, int64 by_column_phases, int64 pieces,
+           int64 pieces_in_row, int64 taps_h, int64 taps_w, int64 stride_h, int64 stride_w, int64 dilation_h,
+           int64 dilation_w RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
     launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, staging
     __shared__ Shared shared;
@@ -84,13 +85,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if PIECES
     g.p.kernel_h = kernel_h, g.p.kernel_w = kernel_w;
     g.p.geometry = {(int)stride_h, (int)stride_w, (int)dilation_h, (int)dilation_w, 1};
-    g.rows = axis_of(kernel_h, stride_h, dilation_h, tap_phases_h);
-    g.columns = axis_of(kernel_w, stride_w, dilation_w, tap_phases_w);
+    g.rows = {(int)stride_h, (int)dilation_h, (int)row_phases, (int)taps_h};
+    g.columns = {(int)stride_w, (int)dilation_w, (int)column_phases, (int)taps_w};
     g.strip_columns = strip_columns, g.by_strips = Divider(strips, by_strips);
-    g.by_row_phases = Divider(g.rows.phases, by_row_phases);
-    g.by_column_phases = Divider(g.columns.phases, by_column_phases);
-    g.channel_chunks = g.chunks, g.chunks *= g.rows.pieces<KH>() * g.columns.pieces<KW>();
-    const int stretches = g.images * g.rows.phases * g.columns.phases * (int)strips;
+    g.by_row_phases = Divider(row_phases, by_row_phases);
+    g.by_column_phases = Divider(column_phases, by_column_phases);
+    g.pieces_in_row = pieces_in_row, g.channel_chunks = g.chunks, g.chunks *= (int)pieces;
+    const int stretches = g.images * (int)row_phases * (int)column_phases * (int)strips;
 #else
     const int stretches = g.images;
 #endif
@@ -109,6 +110,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(shared.empty_weights + i, 2);
         }
         shared.rows_fetched = 0;
+#if PIECES
+        shared.geometry = g;
+#endif
         fence_async_shared();
     }
     __syncthreads();

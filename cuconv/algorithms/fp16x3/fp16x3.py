@@ -212,11 +212,13 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
 def _flattening(problem: ConvProblem, cut: Cut | None) -> tuple[int, ...]:
     """The main kernel's arguments that say how images are flattened."""
     p, flat, (rows, columns) = problem, flattened(problem, cut), axes(problem)
-    return (
-        flat.pitch, flat.rows, packed_divisor(flat.pitch), packed_divisor(flat.rows),
-        cut.columns if cut else 0, flat.strips, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w,
-        rows.tap_phases, columns.tap_phases, *map(packed_divisor, (flat.strips, rows.phases, columns.phases)),
-    )  # fmt: skip
+    sizes = (flat.pitch, flat.rows, packed_divisor(flat.pitch), packed_divisor(flat.rows))
+    if cut is None:
+        return (*sizes, *[0] * 15)
+    counts = (flat.strips, rows.phases, columns.phases)
+    pieces = (rows.pieces(cut.kh) * columns.pieces(cut.kw), columns.pieces(cut.kw), rows.used, columns.used)
+    steps = (p.stride_h, p.stride_w, p.dilation_h, p.dilation_w)
+    return (*sizes, cut.columns, *counts, *map(packed_divisor, counts), *pieces, *steps)
 
 
 def _check(problem: ConvProblem, device: DeviceSpec) -> None:

@@ -46,7 +46,7 @@ __device__ __forceinline__ void store(const float (&scaled)[8], int job, int thr
 // Converts a chunk again with a scale for its largest finite element; returns the exponent of that scale, or
 // ZERO_EXPONENT, and whether a warp has found the chunk suspect. scales: of the channels alone. Not inlined and not
 // unrolled: it is rare, and must cost the common path no registers.
-__device__ __noinline__ int convert_again(const Geometry g, const char* input, const float* scales, char* stage,
+__device__ __noinline__ int convert_again(const Geometry& g, const char* input, const float* scales, char* stage,
                                           unsigned* maxima, unsigned* suspects, int spatial_tile, int chunk) {
     const Geometry::Shift shift = g.shift_of(g.piece_of(chunk));
     const int first_channel = g.first_channel(chunk);
@@ -82,6 +82,18 @@ __device__ __noinline__ int convert_again(const Geometry g, const char* input, c
     if (thread % 32 == 0) suspects[thread / 32] = suspect;
     return exponent;
 }
+
+#if PIECES
+// Finds where in the input a thread's positions of a tile lie, as a piece of the filter reads them. Not inlined and not
+// unrolled, and with its numbers in shared memory: it must not take registers from the loads that are under way.
+__device__ __forceinline__ void locate_sources(const Geometry* g, unsigned* sources, int spatial_tile, int piece) {
+    const int thread = threadIdx.x % WARPGROUP;
+    const Geometry::Shift shift = g->shift_of(piece);
+#pragma unroll 1
+    for (int position = thread; position < POSITIONS; position += WARPGROUP)
+        sources[position] = g->source(spatial_tile * BP + position, shift);
+}
+#endif
 
 // Fetches the weight rows of a warpgroup's chunks, as stages become free. One thread of each producer warpgroup has
 // one, and all rows of the share must be fetched in order: empty_weights tells only the parity of a stage's uses, so
@@ -129,12 +141,16 @@ struct Producer {
 
     __device__ __forceinline__ void barrier() const { warpgroup_barrier(CONSUMERS / WARPGROUP + group); }
 
-    // Finds where in the input this thread's positions of a tile lie, as a piece of the filter reads them.
-    __device__ __forceinline__ void locate_sources(int spatial_tile, int piece) {
+    // Finds where in the input this thread's positions of a tile lie.
+    __device__ __forceinline__ void locate(int spatial_tile, int piece) {
+#if PIECES
+        locate_sources(&shared.geometry, shared.sources[group][0], spatial_tile, piece);
+#else
         const Geometry::Shift shift = g.shift_of(piece);
 #pragma unroll
         for (int i = 0; i < SLOTS; ++i)
             shared.sources[group][i][thread] = g.source(spatial_tile * BP + position_of(i, thread), shift);
+#endif
     }
 
     // Loads a job's values. Predicated instructions rather than branches, which would keep jobs from overlapping.
@@ -190,7 +206,7 @@ struct Producer {
         int unit = share.begin + group;
         if (unit >= share.end) return;
         WorkUnit at(unit, g);
-        locate_sources(at.spatial_tile, g.piece_of(at.chunk));
+        locate(at.spatial_tile, g.piece_of(at.chunk));
         if (PREPARED && thread == 0) weights.fetch_ready(shared);
         if (PREPARED) wait_for_weights();
 #pragma unroll
@@ -218,7 +234,7 @@ struct Producer {
                 const bool next = batch == BATCHES - 1;
                 const int piece = g.piece_of(at.chunk);
                 if (next && (at.spatial_tile != spatial_tile || piece != g.piece_of(chunk)))
-                    locate_sources(at.spatial_tile, piece);
+                    locate(at.spatial_tile, piece);
 #pragma unroll
                 for (int i = 0; i < BATCH; ++i) {
                     const int job = next ? i : (batch + 1) * BATCH + i;
@@ -240,7 +256,7 @@ struct Producer {
             if (range.wants_scale()) {
                 const WorkUnit now(unit, g);
                 unsigned(&suspects)[WARPGROUP / 32] = shared.maxima[group][buffer];
-                used = convert_again(g, input, channel_scales(now), to, shared.maxima[group][buffer ^ 1], suspects,
+                used = convert_again(shared.geometry, input, channel_scales(now), to, shared.maxima[group][buffer ^ 1], suspects,
                                      now.spatial_tile, chunk);
                 if (used != ZERO_EXPONENT) exponent = used;
                 if (thread < CHANNELS) next_scales[thread] = next_scale * power_of_two(exponent);

@@ -29,7 +29,7 @@ struct Geometry {
     int images, out_h, pitch, chunks, filter_tiles, units;
     Divider by_pitch, by_image_rows;
 #if PIECES
-    int strip_columns, channel_chunks;
+    int strip_columns, pieces_in_row, channel_chunks;
     Axis rows, columns;
     Divider by_strips, by_row_phases, by_column_phases;
 #endif
@@ -71,9 +71,8 @@ struct Geometry {
     };
     __device__ __forceinline__ Shift shift_of(int piece) const {
 #if PIECES
-        const Axis rows = this->rows.here(), columns = this->columns.here();
-        const int in_row = columns.pieces<KW>();
-        return {rows.shift<KH>(piece / in_row) - p.pad_h, columns.shift<KW>(piece % in_row) - p.pad_w};
+        const int y = rows.shift<KH>(piece / pieces_in_row), x = columns.shift<KW>(piece % pieces_in_row);
+        return {y - p.pad_h, x - p.pad_w};
 #else
         return {-p.pad_h, -p.pad_w};
 #endif
@@ -119,4 +118,7 @@ struct Shared {
     __align__(16) unsigned maxima[2][2][WARPGROUP / 32];  // of warps, double-buffered
     int scales[IN_STAGES];                                // of the input in each stage, as filters have them
     unsigned sources[2][SLOTS][WARPGROUP];                // byte offsets of the positions that a thread loads
+#if PIECES
+    Geometry geometry;
+#endif
 };

@@ -117,11 +117,16 @@ def meanings(p, config, launch, options):
     if launch.kernel == "pack_weights":  # it clears the flags of blocks that may publish partial sums
         found["blocks"] = config.blocks if getattr(config, "tail_split_k", 2) > 1 else 0
     if launch.kernel == "fp16x3":
-        flat, (rows, columns) = flattened(p, config.cut), axes(p)
-        divisors = {"pitch": flat.pitch, "image_rows": flat.rows, "strips": flat.strips}
-        divisors |= {"row_phases": rows.phases, "column_phases": columns.phases}
+        flat, cut, (rows, columns) = flattened(p, config.cut), config.cut, axes(p)
+        of_pieces = {"strips": flat.strips, "row_phases": rows.phases, "column_phases": columns.phases}
+        divisors = {"pitch": flat.pitch, "image_rows": flat.rows} | of_pieces
         found |= divisors | {f"by_{name}": packed_divisor(divisor) for name, divisor in divisors.items()}
-        found["strip_columns"] = config.cut.columns if config.cut else 0
+        found |= {"taps_h": rows.used, "taps_w": columns.used, "strip_columns": cut and cut.columns}
+        found |= {"pieces_in_row": cut and columns.pieces(cut.kw)}
+        found |= {"pieces": cut and rows.pieces(cut.kh) * columns.pieces(cut.kw)}
+        unread = {"pieces", "pieces_in_row", "taps_h", "taps_w", "strip_columns", *of_pieces}
+        unread |= {f"by_{name}" for name in of_pieces} | {"stride_h", "stride_w", "dilation_h", "dilation_w"}
+        found |= {} if cut else dict.fromkeys(unread, 0)
     if launch.kernel == "tf32x3_wgmma":
         filter_tiles = ceil(p.group_filters / config.tile.filters)
         tiles = filter_tiles * ceil(p.n * p.out_pixels / config.tile.pixels)
