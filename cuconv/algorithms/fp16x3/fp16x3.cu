@@ -60,6 +60,7 @@
 #include "common/weight_packing.cuh"
 
 constexpr int CONSUMER_REGISTERS = 152, PRODUCER_REGISTERS = 104;
+constexpr bool FEW_SUMS = PIECES && (SIDE_BY_SIDE ? 4 : 2) * SUMS <= 64;  // all roles keep the registers that they have
 static_assert(IN_STAGES * INPUT_STAGE + WEIGHT_STAGES * ROW_BYTES + 2 * STAGING * 4 == SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -120,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     const int role = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0);
     if (role >= CONSUMERS / WARPGROUP) {
-        give_registers<PRODUCER_REGISTERS>();
+        if (!FEW_SUMS) give_registers<PRODUCER_REGISTERS>();
         const char* const rows_end = workspace.rows + (int64)g.filter_tiles * g.chunks * ROWS * ROW_BYTES;
         const int group = role - CONSUMERS / WARPGROUP, rows = (share.end - share.begin) * ROWS;
         const int last_row = resident_rows(g) ? min(rows, resident_rows(g)) : rows;
@@ -132,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                              (int)threadIdx.x % WARPGROUP, g.p.channels, (int64)g.p.height * g.p.width * 4, weights};
         producer.run(share);
     } else {
-        take_registers<CONSUMER_REGISTERS>();
+        if (!FEW_SUMS) take_registers<CONSUMER_REGISTERS>();
         wait_for_weights();
         const Output out = {g.p, input, weight, bias, output, {activation, numbers} WITH_RESIDUAL(, residual)};
         Consumer consumer = {g, workspace, out, shared_address(dynamic), shared_address(weight_stages),

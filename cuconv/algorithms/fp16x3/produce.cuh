@@ -6,7 +6,8 @@
 // A job of a producer thread is eight channels of one position. A chunk's jobs come in an even number of batches: while
 // one batch is converted, the next is on its way to the other half of the registers.
 constexpr int JOBS = SLOTS * (CHANNELS / 8);
-constexpr int BATCHES = JOBS <= (TAPS < 25 ? 6 : 4) ? 2 : (JOBS + 3) / 4 * 2, BATCH = (JOBS + BATCHES - 1) / BATCHES;
+constexpr int MOST_IN_TWO = TAPS < 25 && !PIECES ? 6 : 4;  // jobs that registers hold in two batches
+constexpr int BATCHES = JOBS <= MOST_IN_TWO ? 2 : (JOBS + 3) / 4 * 2, BATCH = (JOBS + BATCHES - 1) / BATCHES;
 // A chunk's scaled maximum must lie in [2^LEAST_EXPONENT, 2^15); a new scale brings it to 2^TARGET. With low parts, few
 // of ordinary values are then below LEAST_EXACT. Without them, ordinary values keep their 11 bits in an image whose
 // maximum is 2^-20 of that of another image in the tile.
