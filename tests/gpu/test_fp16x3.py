@@ -34,7 +34,7 @@ CUT = [
 SPREAD = [
     ConvProblem(2, 20, 23, 50, 70, 3, 3, 2, 2, dilation_h=2, dilation_w=2),
     ConvProblem(1, 33, 40, 17, 24, 7, 5, 3, 2, stride_h=2, stride_w=2),
-    ConvProblem(3, 16, 3, 130, 130, 1, 11, 0, 25, dilation_w=5),
+    ConvProblem(3, 16, 5, 130, 130, 1, 11, 0, 25, dilation_w=5),
     ConvProblem(1, 20, 31, 41, 40, 5, 9, 7, 2, stride_h=4, stride_w=2, dilation_h=6, dilation_w=4),
     ConvProblem(2, 24, 30, 33, 130, 3, 8, 1, 3, stride_h=4, stride_w=3),
 ]

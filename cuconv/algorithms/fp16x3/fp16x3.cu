@@ -111,9 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(shared.empty_weights + i, 2);
         }
         shared.rows_fetched = 0;
-#if PIECES
         shared.geometry = g;
-#endif
         fence_async_shared();
     }
     __syncthreads();

@@ -84,18 +84,6 @@ __device__ __noinline__ int convert_again(const Geometry& g, const char* input, 
     return exponent;
 }
 
-#if PIECES
-// Finds where in the input a thread's positions of a tile lie, as a piece of the filter reads them. Not inlined and not
-// unrolled, and with its numbers in shared memory: it must not take registers from the loads that are under way.
-__device__ __forceinline__ void locate_sources(const Geometry* g, unsigned* sources, int spatial_tile, int piece) {
-    const int thread = threadIdx.x % WARPGROUP;
-    const Geometry::Shift shift = g->shift_of(piece);
-#pragma unroll 1
-    for (int position = thread; position < POSITIONS; position += WARPGROUP)
-        sources[position] = g->source(spatial_tile * BP + position, shift);
-}
-#endif
-
 // Fetches the weight rows of a warpgroup's chunks, as stages become free. One thread of each producer warpgroup has
 // one, and all rows of the share must be fetched in order: empty_weights tells only the parity of a stage's uses, so
 // whether use n may begin cannot be told before use n - 1 has. The two threads therefore alternate with their chunks:
@@ -142,16 +130,14 @@ struct Producer {
 
     __device__ __forceinline__ void barrier() const { warpgroup_barrier(CONSUMERS / WARPGROUP + group); }
 
-    // Finds where in the input this thread's positions of a tile lie.
-    __device__ __forceinline__ void locate(int spatial_tile, int piece) {
-#if PIECES
-        locate_sources(&shared.geometry, shared.sources[group][0], spatial_tile, piece);
-#else
-        const Geometry::Shift shift = g.shift_of(piece);
-#pragma unroll
+    // Finds where in the input this thread's positions of a tile lie, as a piece of the filter reads them. Pieces take
+    // one position at a time, and its numbers from shared memory: this must take no registers from loads under way.
+    __device__ __forceinline__ void locate_sources(int spatial_tile, int piece) {
+        const Geometry& from = PIECES ? shared.geometry : g;
+        const Geometry::Shift shift = from.shift_of(piece);
+#pragma unroll PIECES ? 1 : SLOTS
         for (int i = 0; i < SLOTS; ++i)
-            shared.sources[group][i][thread] = g.source(spatial_tile * BP + position_of(i, thread), shift);
-#endif
+            shared.sources[group][i][thread] = from.source(spatial_tile * BP + position_of(i, thread), shift);
     }
 
     // Loads a job's values. Predicated instructions rather than branches, which would keep jobs from overlapping.
@@ -207,7 +193,7 @@ struct Producer {
         int unit = share.begin + group;
         if (unit >= share.end) return;
         WorkUnit at(unit, g);
-        locate(at.spatial_tile, g.piece_of(at.chunk));
+        locate_sources(at.spatial_tile, g.piece_of(at.chunk));
         if (PREPARED && thread == 0) weights.fetch_ready(shared);
         if (PREPARED) wait_for_weights();
 #pragma unroll
@@ -235,7 +221,7 @@ struct Producer {
                 const bool next = batch == BATCHES - 1;
                 const int piece = g.piece_of(at.chunk);
                 if (next && (at.spatial_tile != spatial_tile || piece != g.piece_of(chunk)))
-                    locate(at.spatial_tile, piece);
+                    locate_sources(at.spatial_tile, piece);
 #pragma unroll
                 for (int i = 0; i < BATCH; ++i) {
                     const int job = next ? i : (batch + 1) * BATCH + i;

@@ -118,7 +118,5 @@ struct Shared {
     __align__(16) unsigned maxima[2][2][WARPGROUP / 32];  // of warps, double-buffered
     int scales[IN_STAGES];                                // of the input in each stage, as filters have them
     unsigned sources[2][SLOTS][WARPGROUP];                // byte offsets of the positions that a thread loads
-#if PIECES
-    Geometry geometry;
-#endif
+    Geometry geometry;                                    // the block's, for code that is rare
 };
