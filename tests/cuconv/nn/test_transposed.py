@@ -241,7 +241,10 @@ def test_the_interleave_keeps_what_torch_asks_of_an_operator(geometry, dtype, im
     layer = transposed_by((*geometry, [0, 0], [1, 1]), 1)
     x, weight = torch.randn(images, 8, 1, 5), torch.randn(8, 8, *geometry[0])
     outputs = [
-        F.conv2d(x, filters, padding=pads).to(dtype).contiguous(memory_format=MEMORY_FORMATS[dtype]).requires_grad_()
+        convolved(2, x, filters, None, 1, pads)
+        .to(dtype)
+        .contiguous(memory_format=MEMORY_FORMATS[dtype])
+        .requires_grad_()
         for filters, pads in zip(layer.weights(weight), layer.paddings, strict=True)
     ]
     torch.library.opcheck(INTERLEAVE, (outputs, *layer.geometry), test_utils=OPCHECKS)
