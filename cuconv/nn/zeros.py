@@ -64,11 +64,11 @@ def _is_row(node: Node) -> bool:
 
 def _zeros(node: Node) -> Pairs | None:
     """The zeros ((above, below), (left, right)) that a node adds; None where it does anything else."""
-    if node.target is not aten.constant_pad_nd.default or node.kwargs:
+    if node.target not in (aten.constant_pad_nd.default, aten.pad.default) or node.kwargs:
         return None
-    input, sizes, *value = node.args
+    input, sizes, *options = node.args  # the mode and the value, or the value alone
     axes = input.meta["val"].dim() - 2
-    if any(isinstance(one, fx.Node) or one != 0 for one in value) or axes not in (1, 2):
+    if any(isinstance(one, fx.Node) or one not in ("constant", None, 0) for one in options) or axes not in (1, 2):
         return None
     if any(type(size) is not int or size < 0 for size in sizes) or any(sizes[2 * axes :]):
         return None

@@ -9,6 +9,7 @@ from torch import nn
 
 import cuconv.nn
 from cuconv.nn import backend
+from cuconv.nn.padding import convolved
 from cuconv.nn.phases import INTERLEAVE, transposed_by
 from tests.cuconv.nn.models import close
 from tests.cuconv.nn.zoo.entries import Model
