@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import cuconv.nn
-from cuconv.nn import backend
+from cuconv.nn import backend, operator
 from cuconv.nn.padding import convolved
 from cuconv.nn.phases import INTERLEAVE, transposed_by
 from tests.cuconv.nn.models import close
@@ -233,6 +233,18 @@ def test_an_exported_program(on_a_gpu, axes, size, options, count):
         x.requires_grad_()
         ours, theirs = (torch.autograd.grad(f(x).square().sum(), x)[0] for f in (program.module(), model))
     assert close(ours, theirs, 1e-4)
+
+
+@torch.no_grad()
+def test_phases_are_padded_at_the_ends_that_need_it(on_a_gpu, monkeypatch):
+    computed, launch = [], operator._launch
+    monkeypatch.setattr(operator, "_launch", lambda *a, **o: computed.append(launch(*a, **o)) or computed[-1])
+    x, weight, options = torch.randn(2, 8, 5, 6), torch.randn(8, 4, 3, 3), {"stride": 2, "padding": 1}
+    ours, theirs = (
+        convolve(x, weight, output_padding=1, **options)
+        for convolve in (cuconv.nn.conv_transpose2d, F.conv_transpose2d)
+    )
+    assert close(ours, theirs) and sum(one.numel() for one in computed) == ours.numel()
 
 
 @pytest.mark.parametrize("images", [1, 2])
