@@ -207,12 +207,12 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         of_residual = gradient.sum_to_size(ctx.residual_shape)
         gradient = gradient.sum_to_size(output_shape(input, weight, ctx.stride, ctx.padding, ctx.dilation))
     mask = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.bias_sizes is not None and ctx.needs_input_grad[2]]
-    zeros_too, pads = padded(input, ctx.padding, 2)
+    zeros_too, pads = padded(input, in_pairs(ctx.padding), 2)
     of_input, of_weight, of_bias = torch.ops.aten.convolution_backward(
         gradient, zeros_too, weight, ctx.bias_sizes, ctx.stride, pads, ctx.dilation, False, [0, 0], ctx.groups, mask
     )
     if of_input is not None:
-        of_input = unpadded(of_input, ctx.padding, 2)
+        of_input = unpadded(of_input, in_pairs(ctx.padding), 2)
     return of_input, of_weight, of_bias, None, None, None, None, None, None, of_residual, None
 
 

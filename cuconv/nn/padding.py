@@ -38,7 +38,7 @@ def differs(padding: Any, axes: int) -> bool:
     """Whether a padding has two numbers for an axis, which torch's convolutions do not take."""
     if not isinstance(padding, Sequence) or isinstance(padding, str):
         return False
-    return len(padding) == 2 * axes or any(isinstance(one, Sequence) for one in padding)
+    return (axes == 1 and len(padding) == 2) or any(isinstance(one, Sequence) for one in padding)
 
 
 def for_operator(padding: Sequence[Any]) -> list[Any]:
@@ -47,8 +47,8 @@ def for_operator(padding: Sequence[Any]) -> list[Any]:
 
 
 def in_pairs(padding: Sequence[Any]) -> tuple[Any, ...]:
-    """A padding of two axes as `cuconv.conv2d` takes it: (vertical, horizontal) or ((top, bottom), (left, right))."""
-    return tuple(ends(padding, 2)) if differs(padding, 2) else tuple(padding)
+    """The operator's padding as `cuconv.conv2d` takes it: (vertical, horizontal) or ((top, bottom), (left, right))."""
+    return tuple(padding) if len(padding) == 2 else tuple(ends(padding, 2))
 
 
 def padded(input: Tensor, padding: Any, axes: int) -> tuple[Tensor, Any]:
@@ -76,10 +76,11 @@ def convolved(
 
 
 def in_numbers(weight: Tensor, stride: Any, padding: Any, dilation: Any) -> list[Any] | None:
-    """A padding for each axis of a weight, also one that is given by its name; None for a name that torch refuses."""
+    """A padding for each axis of a weight, also one that is given by its name; None for one that torch refuses."""
     axes = weight.dim() - 2
     if not isinstance(padding, str):
-        return each(padding, axes)
+        found = each(padding, axes)
+        return found if len(found) == axes else None
     if padding == "valid":
         return [0] * axes
     if padding != "same" or each(stride, axes) != [1] * axes:

@@ -14,7 +14,7 @@ from cuconv.nn.formats import as_row
 from cuconv.nn.limits import check_half
 from cuconv.nn.nodes import Node, laid_out_node, only_user
 from cuconv.nn.operator import CONV2D
-from cuconv.nn.padding import ends, for_operator, in_pairs
+from cuconv.nn.padding import ends, for_operator
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ def _folds(node: Node) -> bool:
     source = copies[-1].args[0]
     value = as_row(source.meta["val"]) if is_signal else source.meta["val"]
     try:
-        check_half(value, weight.meta["val"].shape, stride, in_pairs(pads), dilation, groups)
+        check_half(value, weight.meta["val"].shape, stride, pads, dilation, groups)
     except UnsupportedProblem:
         return False
     with node.graph.inserting_before(node):

@@ -90,6 +90,14 @@ def test_on_a_cpu_torch_pads():
     assert close(signals, F.conv1d(F.pad(x[:, :, 0], (2, 0)), weight[:, :, 0], bias))
 
 
+@pytest.mark.parametrize("padding", [(0, 1, 0, 1), (1, 2, 3), "full"])
+def test_what_torch_refuses_is_refused(on_a_gpu, padding):
+    for convolve in (cuconv.nn.conv2d, F.conv2d):
+        with pytest.raises(RuntimeError):
+            convolve(*operands(), padding=padding)
+    assert on_a_gpu == []
+
+
 def test_signals(launched):
     x, weight, bias = operands()
     x, weight = x[:, :, 0].contiguous(), weight[:, :, 0].contiguous()
