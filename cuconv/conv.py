@@ -9,7 +9,7 @@ from cuconv.algorithms import ALGORITHMS
 from cuconv.call import Options
 from cuconv.call_cache import convolve, refuse
 from cuconv.core.activation import Activated, activation_of
-from cuconv.core.geometry import in_a_row, pair
+from cuconv.core.geometry import Padding, in_a_row, pair, zeros
 from cuconv.core.problem import FP32, ConvProblem, UnsupportedProblem, shown, whole_number
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.operands import named
@@ -54,7 +54,7 @@ def conv2d(
     weight: Any,
     bias: Any = None,
     stride: int | tuple[int, int] = 1,
-    padding: int | str | tuple[int, int] = 0,
+    padding: Padding = 0,
     dilation: int | tuple[int, int] = 1,
     groups: int = 1,
     *,
@@ -77,9 +77,8 @@ def conv2d(
     weight      (M, C / groups, KH, KW)
     bias        (M,), added to every output of its filter; None for no bias
     stride      rows and columns of the padded input from one output pixel to the next
-    padding     rows and columns of zeros on each side: a number, a pair, "valid" (none) or "same" (the output has the
-                input's size: stride 1, and (KH - 1) * dilation and (KW - 1) * dilation are even. Others need more zeros
-                at one side: pad the input, or see `cuconv.nn.conv2d`)
+    padding     rows and columns of zeros on each side: a number, a pair, ((top, bottom), (left, right)), "valid" (none)
+                or "same" (the output has the input's size, with stride 1; an odd zero is at the bottom or right)
     dilation    rows and columns of the padded input from one filter position to the next
     groups      equal parts of the channels; each part of the filters, M / groups, reads one of them
     relu        True for activation="relu"
@@ -96,9 +95,9 @@ def conv2d(
     out         (N, M, OH, OW) to write to, which shares no memory with the other operands: contiguous, or a slice of
                 the channels of a contiguous array, such as `buffer[:, 64:128]`; None for a new array
 
-    Returns (N, M, OH, OW), where OH = (H + 2*padding - dilation*(KH - 1) - 1) // stride + 1 and OW likewise, enqueued
-    on the current stream of the operands' library; without N where the input has none. Bias, activation and, but for
-    some algorithms, the residual are part of the last kernel. Operands are never copied, but for channels that half
+    Returns (N, M, OH, OW), where OH = (H + top + bottom - dilation*(KH - 1) - 1) // stride + 1 and OW likewise, on the
+    current stream of the operands' library; without N where the input has none. Bias, activation and, but for some
+    algorithms, the residual are part of the last kernel. Operands are never copied, but for channels that half
     precision pads; temporary memory, of `plan(...).workspace_bytes`, comes from the same library. After a first call of
     the same shape a call can be captured in a CUDA graph, with the kernels that are there (`cuconv.wait_for_kernels`).
 
@@ -109,7 +108,7 @@ def conv2d(
     if type(stride) is not int:
         stride = pair("stride", stride)
     if type(padding) is not int and not isinstance(padding, str):
-        padding = pair("padding", padding)
+        padding = zeros("padding", padding)
     if type(dilation) is not int:
         dilation = pair("dilation", dilation)
     if type(groups) is not int:
@@ -140,7 +139,7 @@ def conv1d(
     weight: Any,
     bias: Any = None,
     stride: int | tuple[int] = 1,
-    padding: int | str | tuple[int] = 0,
+    padding: int | str | tuple[int] | tuple[int, int] = 0,
     dilation: int | tuple[int] = 1,
     groups: int = 1,
     *,
@@ -163,15 +162,15 @@ def conv1d(
     weight      (M, C / groups, K)
     bias        (M,), added to every output of its filter; None for no bias
     stride      elements of the padded input from one output to the next
-    padding     zeros on each side: a number, "valid" (none) or "same" (the output has the input's length: stride 1,
-                and (K - 1) * dilation is even)
+    padding     zeros on each side: a number, (left, right), "valid" (none) or "same" (the output has the input's
+                length, with stride 1; an odd zero is on the right). A causal convolution has ((K - 1) * dilation, 0)
     dilation    elements of the padded input from one filter position to the next
     groups      equal parts of the channels, as in conv2d
     residual    (N, M, OL), added to the output before the activation; None for no residual
     out         (N, M, OL) to write to, contiguous or a slice of the channels of a contiguous array; None for a new one
 
     relu, activation, algorithm and precision are those of conv2d. Returns (N, M, OL), where
-    OL = (L + 2*padding - dilation*(K - 1) - 1) // stride + 1; without N where the input has none.
+    OL = (L + left + right - dilation*(K - 1) - 1) // stride + 1; without N where the input has none.
     """
     library = library_of(input)
     batched = input.ndim != 2

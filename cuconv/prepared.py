@@ -13,7 +13,7 @@ from cuconv.call import Options, Packing
 from cuconv.call_cache import convolve
 from cuconv.conv import conv2d
 from cuconv.core.activation import Activated, Activation, activation_of
-from cuconv.core.geometry import Geometry
+from cuconv.core.geometry import Geometry, Padding
 from cuconv.core.problem import FLOAT_BYTES, FP32, TF32, UnsupportedProblem
 from cuconv.operands import check_frozen
 from cuconv.runtime.arrays import FIRST, LAST, CupyArrays, TorchArrays, library_of
@@ -26,7 +26,7 @@ def prepare(
     weight: Any,
     bias: Any = None,
     stride: int | tuple[int, int] = 1,
-    padding: int | str | tuple[int, int] = 0,
+    padding: Padding = 0,
     dilation: int | tuple[int, int] = 1,
     groups: int = 1,
     *,
@@ -61,7 +61,7 @@ def owned(
     weight: Any,
     bias: Any,
     stride: tuple[int, int],
-    padding: tuple[int, int],
+    padding: Padding,
     dilation: tuple[int, int],
     groups: int,
     *,

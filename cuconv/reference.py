@@ -15,13 +15,13 @@ except ModuleNotFoundError as error:
         "cuconv.reference computes with torch, which is not installed: run 'pip install torch'"
     ) from error
 
-from cuconv.core.geometry import Geometry
+from cuconv.core.geometry import Geometry, Padding
 
 
 def conv2d(
     input: torch.Tensor,
     weight: torch.Tensor,
-    padding: int | str | tuple[int, int] = 0,
+    padding: Padding = 0,
     bias: torch.Tensor | None = None,
     relu: bool = False,
     *,
@@ -37,13 +37,15 @@ def conv2d(
     """
     if isinstance(padding, torch.Tensor):
         raise TypeError(
-            "padding is a torch.Tensor: must be a whole number, a pair of them, 'same' or 'valid'; pass a bias as bias="
+            "padding is a torch.Tensor: must be a whole number, a pair of them, ((top, bottom), (left, right)), 'same' "
+            "or 'valid'; pass a bias as bias="
         )
     problem = Geometry(stride, padding, dilation, groups).problem(input.shape, weight.shape, "fp32")
-    padding, stride = (problem.pad_h, problem.pad_w), (problem.stride_h, problem.stride_w)
-    dilation = problem.dilation_h, problem.dilation_w
-    operands = zip(input.double().chunk(groups, 1), weight.double().chunk(groups, 0), strict=True)
-    output = torch.cat([_sum_of_products(*group, padding, stride, dilation) for group in operands], 1)
+    stride, dilation = (problem.stride_h, problem.stride_w), (problem.dilation_h, problem.dilation_w)
+    rows, columns = problem.padding
+    padded = F.pad(input.double(), (*columns, *rows))
+    operands = zip(padded.chunk(groups, 1), weight.double().chunk(groups, 0), strict=True)
+    output = torch.cat([_sum_of_products(*group, stride, dilation) for group in operands], 1)
     return _finished(output, bias, relu)
 
 
@@ -62,7 +64,8 @@ def scalar_products(input: torch.Tensor, weight: torch.Tensor, padding: tuple[in
 
     Returns the temporary planes (KH*KW, N, M, OH, OW), in the dtype of the input.
     """
-    return torch.stack(list(_scalar_products(input, weight, padding)))
+    pad_h, pad_w = padding
+    return torch.stack(list(_scalar_products(F.pad(input, (pad_w, pad_w, pad_h, pad_h)), weight)))
 
 
 def sum_planes(planes: torch.Tensor) -> torch.Tensor:
@@ -93,14 +96,10 @@ def _finished(output: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> to
 
 
 def _sum_of_products(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    padding: tuple[int, int],
-    stride: tuple[int, int],
-    dilation: tuple[int, int],
+    padded: torch.Tensor, weight: torch.Tensor, stride: tuple[int, int], dilation: tuple[int, int]
 ) -> torch.Tensor:
-    """The convolution of one group without bias: the sum of the planes of all filter positions."""
-    planes = _scalar_products(input, weight, padding, stride, dilation)
+    """The convolution of one group of a padded input without bias: the sum of the planes of all filter positions."""
+    planes = _scalar_products(padded, weight, stride, dilation)
     output = next(planes)
     for plane in planes:
         output += plane
@@ -108,16 +107,13 @@ def _sum_of_products(
 
 
 def _scalar_products(
-    input: torch.Tensor,
+    padded: torch.Tensor,
     weight: torch.Tensor,
-    padding: tuple[int, int],
     stride: tuple[int, int] = (1, 1),
     dilation: tuple[int, int] = (1, 1),
 ) -> Iterator[torch.Tensor]:
-    """The planes (N, M, OH, OW) of each filter position (ky, kx): its weights times the input shifted to it."""
-    pad_h, pad_w = padding
+    """The planes (N, M, OH, OW) of each filter position (ky, kx): its weights times the padded input shifted to it."""
     kh, kw = weight.shape[2:]
-    padded = F.pad(input, (pad_w, pad_w, pad_h, pad_h))
     rows, columns = padded.shape[2] - dilation[0] * (kh - 1), padded.shape[3] - dilation[1] * (kw - 1)
     for ky in range(kh):
         for kx in range(kw):

@@ -7,13 +7,21 @@ from typing import Any
 
 from cuconv.core.problem import ConvProblem, UnsupportedProblem, shown, whole_number
 
+Pairs = tuple[tuple[int, int], tuple[int, int]]
+"""((above, below), (left, right)) of an image."""
+Padding = int | str | tuple[int, int] | Pairs
+"""What conv2d takes as padding."""
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Arguments of conv2d besides the operands; a number stands for both axes, a pair is (vertical, horizontal)."""
+    """Arguments of conv2d besides the operands; a number stands for both axes, a pair is (vertical, horizontal).
+
+    Padding may also be ((above, below), (left, right)).
+    """
 
     stride: int | tuple[int, int] = 1
-    padding: int | str | tuple[int, int] = 0
+    padding: Padding = 0
     dilation: int | tuple[int, int] = 1
     groups: int = 1
 
@@ -21,7 +29,7 @@ class Geometry:
         """The same with whole numbers and pairs of them alone; raises UnsupportedProblem for anything else."""
         padding = self.padding
         if padding not in ("same", "valid") or not isinstance(padding, str):
-            padding = pair("padding", padding)
+            padding = zeros("padding", padding)
         groups = whole_number("groups", self.groups)
         return Geometry(pair("stride", self.stride), padding, pair("dilation", self.dilation), groups)
 
@@ -39,29 +47,49 @@ class Geometry:
             )
         stride_h, stride_w = pair("stride", self.stride)
         dilation_h, dilation_w = pair("dilation", self.dilation)
-        pad_h, pad_w = self._pads(kh, kw)
+        (top, bottom), (left, right) = self._pads(kh, kw)
         return ConvProblem(
-            n, c, h, w, m, kh, kw, pad_h, pad_w, precision, stride_h, stride_w, dilation_h, dilation_w, groups
-        )
+            n, c, h, w, m, kh, kw, top, left, precision, stride_h, stride_w, dilation_h, dilation_w, groups,
+            bottom - top, right - left,
+        )  # fmt: skip
 
-    def _pads(self, kh: int, kw: int) -> tuple[int, int]:
-        """The padding as (vertical, horizontal) rows and columns of zeros on each side."""
+    def _pads(self, kh: int, kw: int) -> Pairs:
+        """The rows and columns of zeros at both ends of each axis."""
         if not isinstance(self.padding, str):
-            return pair("padding", self.padding)
+            return ends(zeros("padding", self.padding))
         if self.padding == "valid":
-            return 0, 0
+            return (0, 0), (0, 0)
         if self.padding != "same":
             raise _wrong("padding", self.padding)
         if pair("stride", self.stride) != (1, 1):
             raise UnsupportedProblem(f"padding='same' with stride={self.stride}: it exists for stride 1 only")
         dilation_h, dilation_w = pair("dilation", self.dilation)
-        zeros_h, zeros_w = (kh - 1) * dilation_h, (kw - 1) * dilation_w
-        if zeros_h % 2 or zeros_w % 2:
-            raise UnsupportedProblem(
-                f"padding='same' with a filter of {kh}x{kw} and dilation {dilation_h}x{dilation_w} needs one more row "
-                "or column of zeros at one side: pad the input first, as torch.nn.functional.pad and cupy.pad do"
-            )
-        return zeros_h // 2, zeros_w // 2
+        return same((kh - 1) * dilation_h), same((kw - 1) * dilation_w)
+
+
+def same(count: int) -> tuple[int, int]:
+    """The zeros at both ends of an axis where padding="same" has so many: an odd one is the last, as in torch."""
+    return count // 2, count - count // 2
+
+
+def zeros(name: str, value: Any) -> tuple[int, int] | Pairs:
+    """A padding in numbers: a pair where both ends of each axis have equally many, and otherwise a pair of pairs."""
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    if not any(isinstance(one, (tuple, list)) for one in values):
+        return pair(name, value)
+    try:
+        (top, bottom), (left, right) = ((whole_number(name, number) for number in axis) for axis in values)
+    except (UnsupportedProblem, TypeError, ValueError):
+        raise _wrong(name, value) from None
+    if min(top, bottom, left, right) < 0:
+        raise UnsupportedProblem(f"{name}={shown(value)}: padding must be 0 or more")
+    return (top, left) if (top, left) == (bottom, right) else ((top, bottom), (left, right))
+
+
+def ends(padding: tuple[int, int] | Pairs) -> Pairs:
+    """A padding in numbers as ((above, below), (left, right))."""
+    rows, columns = (axis if isinstance(axis, tuple) else (axis, axis) for axis in padding)
+    return rows, columns
 
 
 def pair(name: str, value: Any) -> tuple[int, int]:
@@ -82,17 +110,20 @@ def pair(name: str, value: Any) -> tuple[int, int]:
 def in_a_row(name: str, value: Any, other: int) -> Any:
     """An argument of conv1d as conv2d takes it, with `other` as the value of the vertical axis.
 
-    A word, such as "same", stays as it is. Raises UnsupportedProblem for what is neither a whole number nor a tuple or
-    list of one.
+    A word, such as "same", stays as it is. Padding may be (left, right). Raises UnsupportedProblem for what is neither
+    a whole number nor a tuple or list of one.
     """
     if isinstance(value, str):
         return value
     values = value if isinstance(value, (tuple, list)) else (value,)
     try:
+        if name == "padding" and len(values) == 2:
+            left, right = (whole_number(name, number) for number in values)
+            return (other, other), (left, right)
         (number,) = values
         return other, whole_number(name, number)
     except (UnsupportedProblem, ValueError):
-        words = ", 'same' or 'valid'" if name == "padding" else ""
+        words = ", (left, right), 'same' or 'valid'" if name == "padding" else ""
         raise UnsupportedProblem(f"{name}={shown(value)}: must be a whole number{words}") from None
 
 
@@ -105,5 +136,9 @@ def _four(name: str, shape: Any) -> tuple[int, int, int, int]:
 
 
 def _wrong(name: str, value: Any) -> UnsupportedProblem:
-    words = ", a pair of them, 'same' or 'valid'" if name == "padding" else " or a pair of them"
+    words = (
+        ", a pair of them, ((top, bottom), (left, right)), 'same' or 'valid'"
+        if name == "padding"
+        else " or a pair of them"
+    )
     return UnsupportedProblem(f"{name}={shown(value)}: must be a whole number{words}")

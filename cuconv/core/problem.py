@@ -42,6 +42,7 @@ class ConvProblem:
     stride_h, stride_w      rows and columns of the padded image from one output pixel to the next
     dilation_h, dilation_w  rows and columns of the padded image from one filter position to the next
     groups                  equal parts of the channels; each part of the filters, m / groups, reads one of them
+    more_h, more_w          rows of zeros below each image less those above, columns right of it less those left
     out_h, out_w            rows and columns of an output plane; they follow from the others
 
     Filter position (ky, kx) of output pixel (y, x) reads row y * stride_h + ky * dilation_h and column
@@ -66,6 +67,8 @@ class ConvProblem:
     dilation_h: int = 1
     dilation_w: int = 1
     groups: int = 1
+    more_h: int = 0
+    more_w: int = 0
     out_h: int = field(init=False, repr=False, compare=False)
     out_w: int = field(init=False, repr=False, compare=False)
 
@@ -100,16 +103,21 @@ class ConvProblem:
         for axis in ("pad_h", "pad_w"):
             if getattr(self, axis) < 0:
                 raise UnsupportedProblem(f"{axis}={getattr(self, axis)}: padding must be 0 or more")
+        for axis, (before, behind) in zip("hw", self.padding, strict=True):
+            if behind < 0:
+                raise UnsupportedProblem(
+                    f"more_{axis}={behind - before}: must be -{before} or more where pad_{axis}={before}"
+                )
         for what, count in (("channels", self.c), ("filters", self.m)):
             if count % self.groups:
                 raise UnsupportedProblem(f"groups={self.groups}: must divide the {count} {what}")
 
     def _outputs(self, axis: str) -> int:
         """The rows, "h", or columns, "w", of an output plane."""
-        size, pad, dilation, kernel, stride = (
-            getattr(self, name) for name in (axis, f"pad_{axis}", f"dilation_{axis}", f"k{axis}", f"stride_{axis}")
+        size, dilation, kernel, stride = (
+            getattr(self, name) for name in (f"padded_{axis}", f"dilation_{axis}", f"k{axis}", f"stride_{axis}")
         )
-        return (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
+        return (size - dilation * (kernel - 1) - 1) // stride + 1
 
     def _check_outputs(self) -> None:
         """Check that the filter fits the padded image."""
@@ -117,21 +125,46 @@ class ConvProblem:
             dilated = "" if self.dilation_h == self.dilation_w == 1 else " with its dilation"
             raise UnsupportedProblem(
                 f"filter {self.kh}x{self.kw}{dilated} is larger than the padded input "
-                f"{self.h + 2 * self.pad_h}x{self.w + 2 * self.pad_w}: use a smaller filter or more padding"
+                f"{self.padded_h}x{self.padded_w}: use a smaller filter or more padding"
             )
 
     def _check_limits(self) -> None:
         """Check that kernels can count the rows and columns of a padded image."""
-        for what, count in (("rows", self.h + 2 * self.pad_h), ("columns", self.w + 2 * self.pad_w)):
+        for what, count in (("rows", self.padded_h), ("columns", self.padded_w)):
             if count > MAX_SIZE:
                 raise UnsupportedProblem(f"{self.label}: {count} {what} in the padded image, the limit is {MAX_SIZE}")
 
     @property
+    def padding(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The zeros at both ends of each axis: ((above, below), (left, right)) of an image."""
+        return (self.pad_h, self.pad_h + self.more_h), (self.pad_w, self.pad_w + self.more_w)
+
+    @property
+    def has_equal_padding(self) -> bool:
+        """Whether both ends of each axis have equally many zeros."""
+        return self.more_h == self.more_w == 0
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether there are zeros at any end of an axis."""
+        return max(self.pad_h, self.pad_w, self.more_h, self.more_w) > 0
+
+    @property
+    def padded_h(self) -> int:
+        """Rows of a padded image."""
+        return self.h + 2 * self.pad_h + self.more_h
+
+    @property
+    def padded_w(self) -> int:
+        """Columns of a padded image."""
+        return self.w + 2 * self.pad_w + self.more_w
+
+    @property
     def geometry(self) -> dict[str, Any]:
-        """Stride, padding, dilation and groups as keyword arguments of conv2d, torch's and ours."""
+        """Stride, padding, dilation and groups for conv2d: ours, and torch's where padding is equal."""
         return {
             "stride": (self.stride_h, self.stride_w),
-            "padding": (self.pad_h, self.pad_w),
+            "padding": (self.pad_h, self.pad_w) if self.has_equal_padding else self.padding,
             "dilation": (self.dilation_h, self.dilation_w),
             "groups": self.groups,
         }
@@ -209,20 +242,25 @@ class ConvProblem:
     def label(self) -> str:
         """The paper's name of the problem: HW-N-K-M-C, with HxW and KHxKW where they are not square.
 
-        A stride, a dilation and groups above 1 follow as -s2, -d2 and -g32.
+        A stride, a dilation and groups above 1 follow as -s2, -d2 and -g32, and padding that differs at both ends of an
+        axis as -p0:1.
         """
         label = f"{_square(self.h, self.w)}-{self.n}-{_square(self.kh, self.kw)}-{self.m}-{self.c}"
         if self.stride_h > 1 or self.stride_w > 1:
             label += f"-s{_square(self.stride_h, self.stride_w)}"
         if self.dilation_h > 1 or self.dilation_w > 1:
             label += f"-d{_square(self.dilation_h, self.dilation_w)}"
-        return label if self.groups == 1 else f"{label}-g{self.groups}"
+        if self.groups > 1:
+            label += f"-g{self.groups}"
+        if not self.has_equal_padding:
+            label += f"-p{_square(*(f'{before}:{behind}' for before, behind in self.padding))}"
+        return label
 
 
 SIZES = tuple(one.name for one in fields(ConvProblem) if one.init and one.name != "precision")
 
 
-def _square(rows: int, columns: int) -> str:
+def _square(rows: object, columns: object) -> str:
     return str(rows) if rows == columns else f"{rows}x{columns}"
 
 

@@ -13,10 +13,12 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from cuconv.core.problem import FP32
 from cuconv.nn import fusions
 from cuconv.nn.folded import compiled, constant_graph
-from cuconv.nn.operator import check_precision, evenly_padded
+from cuconv.nn.operator import check_precision
+from cuconv.nn.padding import evenly_padded
 from cuconv.nn.pooling import fold_pools
 from cuconv.nn.rows import keep_rows
 from cuconv.nn.traced import BATCH_NORM
+from cuconv.nn.zeros import fold_zeros
 
 aten = torch.ops.aten
 STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -50,6 +52,7 @@ def fold(program: ExportedProgram, *, precision: str = FP32) -> ExportedProgram:
     tensors |= {name: tensors[name].clone() for name in written}
     state = {node: spec for node, spec in kinds.items() if spec.kind in STATE and spec.target not in written}
 
+    fold_zeros(graph)
     keep_rows(graph)
     constants: set[fx.Node] = set(state)
     fusions.add_constants(graph, constants)

@@ -24,6 +24,7 @@ from cuconv.nn.frozen import Concatenation, FrozenConv2d, FrozenLinear
 from cuconv.nn.fusions import Operands, aten, fully_connected
 from cuconv.nn.nodes import Node, only_user
 from cuconv.nn.operator import CONV2D, recorded
+from cuconv.nn.padding import in_pairs
 from cuconv.nn.pooling import max_pool2d
 from cuconv.nn.report import Converted
 from cuconv.precompile import PlannedCall
@@ -261,7 +262,7 @@ class _Frozen:
         return None if node is None else self._results.setdefault(node, f"constant_{len(self._results)}")
 
     def _freeze(self, node: Node, operands: Operands) -> None:
-        geometry = (tuple(operands.stride), tuple(operands.padding), tuple(operands.dilation), operands.groups)
+        geometry = (tuple(operands.stride), in_pairs(operands.padding), tuple(operands.dilation), operands.groups)
         weights = self._named(operands.weight), self._named(operands.bias)
         layer = FrozenConv2d(*weights, geometry, operands.function, operands.precision)
         inputs = (operands.input,) if operands.residual is None else (operands.input, operands.residual)

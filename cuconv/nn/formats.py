@@ -56,7 +56,9 @@ def as_row(signal: Tensor) -> Tensor:
 def in_a_plane(stride: Any, padding: Any, dilation: Any) -> tuple[Any, Any, Any]:
     """Stride, padding and dilation of a 1D convolution as those of images of one row.
 
-    Each is a number or a sequence of one; a padding may also be a word, which stays as it is.
+    Each is a number or a sequence of one. A padding may also be (left, right), or a word, which stays as it is.
     """
     across, along, apart = (size[0] if isinstance(size, Sequence) else size for size in (stride, padding, dilation))
+    if isinstance(padding, Sequence) and not isinstance(padding, str) and len(padding) == 2:
+        return [1, across], [(0, 0), tuple(padding)], [1, apart]
     return [1, across], padding if isinstance(padding, str) else [0, along], [1, apart]

@@ -19,6 +19,7 @@ from cuconv.nn.activated import activated
 from cuconv.nn.formats import empty, laid_out, precision_of
 from cuconv.nn.modules import as_images, is_small
 from cuconv.nn.operator import conv2d, is_recording, output_shape, torch_in, writing_slices
+from cuconv.nn.padding import convolved
 from cuconv.prepared import PreparedConv2d, owned
 
 Tensors = Callable[[str], Tensor]
@@ -103,7 +104,7 @@ class FrozenConv2d:
 
     def _by_torch(self, input: Tensor, residual: Tensor | None) -> Tensor:
         """The same by torch's own convolution, in the memory format of cuConv's, for which the graph was traced."""
-        output = F.conv2d(input, self.weight, self.bias, *self.geometry)
+        output = convolved(2, input, self.weight, self.bias, *self.geometry)
         return activated(laid_out(output if residual is None else output + residual), self.activation)
 
     def _by_operator(self, input: Tensor, residual: Tensor | None) -> Tensor:

@@ -18,19 +18,21 @@ from torch import Tensor, fx
 from cuconv.core.activation import NONE, Activation, named
 from cuconv.core.problem import UnsupportedProblem
 from cuconv.nn.activated import activation_in
-from cuconv.nn.formats import as_row, format_of, in_a_plane, laid_out
+from cuconv.nn.formats import as_row, in_a_plane, laid_out
 from cuconv.nn.interleaves import is_of_phases, move_ahead
 from cuconv.nn.layout import hint, is_laid_out_in_example, is_viewed
 from cuconv.nn.limits import check_half, check_operands
 from cuconv.nn.modules import linear, why_not_linear
-from cuconv.nn.nodes import Node, kind_of, only_user, reordered
+from cuconv.nn.nodes import Node, kind_of, laid_out_node, only_user, reordered
 from cuconv.nn.operator import CONV2D, is_supported
+from cuconv.nn.padding import for_operator
 from cuconv.nn.phases import INTERLEAVE, interleaved
 from cuconv.nn.pooling import MAX_POOL2D, fold_pools, max_pool2d
 from cuconv.nn.report import Converted
 from cuconv.nn.rows import keep_rows
 from cuconv.nn.traced import BATCH_NORM, CONVOLUTION, batch_norm
 from cuconv.nn.transposed import on_images, transposed_layer
+from cuconv.nn.zeros import fold_zeros
 
 aten = torch.ops.aten
 PLAIN_FUNCTIONS = {BATCH_NORM: batch_norm, MAX_POOL2D: max_pool2d, INTERLEAVE: interleaved}
@@ -90,9 +92,10 @@ def decompositions(precision: str) -> dict[Any, Callable[..., Any]]:
     def laid(
         input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
     ) -> Tensor:
-        geometry = ([size[0], size[-1]] for size in (stride, padding, dilation))
+        stride, padding, dilation = ([size[0], size[-1]] for size in (stride, padding, dilation))
         operands = (None if operand is None else laid_out(operand) for operand in (input, weight, bias))
-        output: Tensor = CONV2D(*operands, *geometry, groups, NONE.name, [], None, precision)
+        geometry = (stride, for_operator(padding), dilation, groups)
+        output: Tensor = CONV2D(*operands, *geometry, NONE.name, [], None, precision)
         return output
 
     def traced(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
@@ -126,6 +129,7 @@ def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[tuple[Co
     constants: the nodes with constant tensors, such as weights. Nodes that depend on them alone are added. A batch norm
     is fused where it and the weights are constant, since its factors are multiplied into the weights.
     """
+    fold_zeros(graph)
     keep_rows(graph)
     for place, node in enumerate(graph.nodes):
         node.meta["place"] = place  # where the model's code has it
@@ -287,17 +291,7 @@ def _residual(node: Node, user: Node, constants: set[Node]) -> Operands | None:
     if not is_laid_out_in_example(user.meta["val"]):  # a sum has the format of its first operand
         return None
     with node.graph.inserting_before(user):
-        return operands._replace(residual=_laid_out(others[0]))
-
-
-def _laid_out(node: Node) -> Node:
-    """A node in the memory format that cuConv computes: itself, or a copy."""
-    value = node.meta["val"]
-    if is_laid_out_in_example(value):
-        return node
-    copy = node.graph.call_function(aten.clone.default, (node,), {"memory_format": format_of(value)})
-    copy.meta["val"] = laid_out(value)
-    return copy
+        return operands._replace(residual=laid_out_node(others[0]))
 
 
 def _activation(node: Node, user: Node, constants: set[Node]) -> Operands | None:

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cuconv.nn.formats import format_of, laid_out
+from cuconv.nn.layout import is_laid_out_in_example
+
 aten = torch.ops.aten
 ORDERS = (
     *(aten.unsqueeze.default, aten.clone.default, aten.view.default, aten._unsafe_view.default, aten.slice.Tensor),
@@ -35,3 +38,13 @@ def reordered(node: Node) -> Node:
     while node.target in ORDERS:
         node = node.args[0]
     return node
+
+
+def laid_out_node(node: Node) -> Node:
+    """A node in the memory format that cuConv computes: itself, or a copy, made where the graph inserts nodes."""
+    value = node.meta["val"]
+    if is_laid_out_in_example(value):
+        return node
+    copy = node.graph.call_function(aten.clone.default, (node,), {"memory_format": format_of(value)})
+    copy.meta["val"] = laid_out(value)
+    return copy

@@ -14,7 +14,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -30,10 +29,12 @@ from cuconv.device import UnsupportedDevice, device_spec
 from cuconv.nn.activated import activated
 from cuconv.nn.dispatch import by_torch_in_fp32, convolutions_by
 from cuconv.nn.formats import TYPES, empty, is_laid_out, laid_out, precision_of
+from cuconv.nn.padding import convolved, each, ends, for_operator, in_numbers, in_pairs, padded, unpadded
 from cuconv.precompile import PlannedCall
 from cuconv.select import READY
 
 Pair = int | Sequence[int]
+Pairs = Sequence[Sequence[int]]  # ((top, bottom), (left, right))
 SCHEMA = (
     "conv2d(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
     "SymInt groups, str activation, float[] numbers, Tensor? residual, str precision) -> Tensor"
@@ -57,7 +58,7 @@ def conv2d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Pair = 1,
-    padding: Pair | str = 0,
+    padding: Pair | Pairs | str = 0,
     dilation: Pair = 1,
     groups: int = 1,
     *,
@@ -70,8 +71,10 @@ def conv2d(
 
     cuConv computes it where it can: float32 in contiguous NCHW, float16 and bfloat16 in channels last, on one GPU.
     Everything else that torch accepts goes to torch: other types and layouts, CPU tensors, empty batches, autocast.
-    torch also adds a residual of another shape or type than the output, and pads a copy of the input where
-    padding="same" is not the same on both sides. Gradients are torch's (aten.convolution_backward).
+    torch also adds a residual of another shape or type than the output. Gradients are torch's
+    (aten.convolution_backward).
+
+    padding: as torch's, or ((top, bottom), (left, right)), of which torch computes a padded copy of the input.
 
     relu, activation: those of `cuconv.conv2d`. precision: that of float32 tensors, "fp32" or "tf32". Raises ValueError
     for other names.
@@ -80,11 +83,10 @@ def conv2d(
     function = activation_of(activation, relu)
     is_plain = is_plain_call(input, weight, bias, residual)  # first, since fx traces with what has no sizes
     is_taken = is_plain and input.dim() == weight.dim() == 4 and is_laid_out(input) and is_laid_out(weight)
-    padded = evenly_padded(input, weight, stride, padding, dilation) if is_taken else None
-    if padded is None:
+    pads = in_numbers(weight, stride, padding, dilation) if is_taken else None
+    if pads is None:
         return _by_torch(input, weight, bias, stride, padding, dilation, groups, function, residual)
-    input, pads = padded
-    geometry = (_each(stride, 2), pads, _each(dilation, 2), groups)
+    geometry = (each(stride, 2), for_operator(pads), each(dilation, 2), groups)
     if residual is None or (isinstance(residual, Tensor) and residual.dtype == input.dtype):
         return CONV2D(input, weight, bias, *geometry, function.name, list(function.numbers), residual, precision)
     return finished(CONV2D(input, weight, bias, *geometry, NONE.name, [], None, precision), function, residual)
@@ -110,7 +112,7 @@ def _compute(
     precision: str,
 ) -> Tensor:
     """The operator on tensors with data: by cuConv where it can, by torch elsewhere."""
-    geometry, function = (tuple(stride), tuple(padding), tuple(dilation), groups), named(activation, *numbers)
+    geometry, function = (tuple(stride), in_pairs(padding), tuple(dilation), groups), named(activation, *numbers)
     if has_tangent(input, weight, bias, residual):
         raise NotImplementedError("torch.ops.cuconv.conv2d has no forward-mode derivative: use cuconv.nn.conv2d")
     if not qualifies(input, weight, bias):
@@ -161,7 +163,7 @@ def _fake(
     sizes = (*input.shape, *weight.shape)
     if _thread.recordings and input.dtype in TYPES and all(isinstance(size, int) for size in sizes):
         with suppress(UnsupportedProblem):  # torch computes it, or says what is wrong
-            geometry = Geometry((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups)
+            geometry = Geometry((stride[0], stride[1]), in_pairs(padding), (dilation[0], dilation[1]), groups)
             problem = geometry.problem(tuple(input.shape), tuple(weight.shape), precision_of(input, precision))
             outputs = _thread.output_channels
             is_slice = problem.n > 1 or problem.is_half  # one image's slice of float32 is dense
@@ -205,9 +207,12 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         of_residual = gradient.sum_to_size(ctx.residual_shape)
         gradient = gradient.sum_to_size(output_shape(input, weight, ctx.stride, ctx.padding, ctx.dilation))
     mask = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.bias_sizes is not None and ctx.needs_input_grad[2]]
+    zeros_too, pads = padded(input, in_pairs(ctx.padding), 2)
     of_input, of_weight, of_bias = torch.ops.aten.convolution_backward(
-        gradient, input, weight, ctx.bias_sizes, ctx.stride, ctx.padding, ctx.dilation, False, [0, 0], ctx.groups, mask
+        gradient, zeros_too, weight, ctx.bias_sizes, ctx.stride, pads, ctx.dilation, False, [0, 0], ctx.groups, mask
     )
+    if of_input is not None:
+        of_input = unpadded(of_input, in_pairs(ctx.padding), 2)
     return of_input, of_weight, of_bias, None, None, None, None, None, None, of_residual, None
 
 
@@ -333,9 +338,9 @@ def output_shape(
 ) -> list[int]:
     """(N, M, OH, OW), or (N, M, OL) for signals; its sizes may be symbols."""
     shape = [input.shape[0], weight.shape[0]]
-    for axis in range(weight.dim() - 2):
+    for axis, (before, behind) in enumerate(ends(padding, weight.dim() - 2)):
         reach = dilation[axis] * (weight.shape[2 + axis] - 1) + 1
-        shape.append((input.shape[2 + axis] + 2 * padding[axis] - reach) // stride[axis] + 1)
+        shape.append((input.shape[2 + axis] + before + behind - reach) // stride[axis] + 1)
     return shape
 
 
@@ -351,7 +356,7 @@ def _by_torch(
     residual: Tensor | float | None,
 ) -> Tensor:
     """The same by torch's own kernels."""
-    return finished(F.conv2d(input, weight, bias, stride, padding, dilation, groups), activation, residual)
+    return finished(convolved(2, input, weight, bias, stride, padding, dilation, groups), activation, residual)
 
 
 def torch_in(precision: str) -> AbstractContextManager[None]:
@@ -365,30 +370,3 @@ def torch_in(precision: str) -> AbstractContextManager[None]:
 def finished(output: Tensor, activation: Activation, residual: Tensor | float | None) -> Tensor:
     """The output of a convolution after residual and activation, by torch."""
     return activated(output if residual is None else output + residual, activation)
-
-
-def _each(value: Pair, axes: int) -> list[int]:
-    """A number, or a sequence of one or of a number for each axis, as the values of all axes."""
-    if isinstance(value, int):
-        return [value] * axes
-    return [*value] * axes if len(value) == 1 else [*value]
-
-
-def evenly_padded(
-    input: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair
-) -> tuple[Tensor, list[int]] | None:
-    """An input, and the zeros on each side of each of its axes; None where torch refuses a padding by its name.
-
-    Where "same" asks for an odd number of zeros, the last one is part of the input, which is a copy then, as in torch.
-    """
-    axes = weight.dim() - 2
-    if not isinstance(padding, str):
-        return input, _each(padding, axes)
-    if padding == "valid":
-        return input, [0] * axes
-    if padding != "same" or _each(stride, axes) != [1] * axes:
-        return None
-    zeros = [(size - 1) * step for size, step in zip(weight.shape[2:], _each(dilation, axes), strict=True)]
-    if any(count % 2 for count in zeros):
-        input = F.pad(input, [count for axis in reversed(zeros) for count in (0, axis % 2)])
-    return input, [count // 2 for count in zeros]

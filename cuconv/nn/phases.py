@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cuconv.core.geometry import Pairs, zeros
 from cuconv.core.problem import UnsupportedProblem
 from cuconv.nn.formats import HALVES, empty, laid_out
 
@@ -91,10 +92,10 @@ class Axis(NamedTuple):
                     found.append(Piece(place, begin - start, end - begin, position))
         return found
 
-    def pad(self, filters: int) -> int:
-        """The zeros on each side of the input of a convolution by one of the `filters`."""
+    def pads(self, filters: int) -> tuple[int, int]:
+        """The zeros before and behind the input of a convolution by one of the `filters`."""
         positions = [piece.position for piece in self.pieces if piece.filters == filters]
-        return max(0, self._before(filters) - min(positions), max(positions) + self.growth)
+        return max(0, self._before(filters) - min(positions)), max(0, max(positions) + self.growth)
 
     def _before(self, filters: int) -> int:
         """The distance from the first to the last input that one of the `filters` reads."""
@@ -102,11 +103,11 @@ class Axis(NamedTuple):
 
     def start(self, piece: Piece) -> int:
         """The place of a piece's output 0 in the output of its convolution."""
-        return piece.position + self.pad(piece.filters) - self._before(piece.filters)
+        return piece.position + self.pads(piece.filters)[0] - self._before(piece.filters)
 
     def inputs(self, outputs: Any) -> Any:
         """The size of the input, from that of the output of the convolution by the first of `filters`."""
-        return outputs - 2 * self.pad(0) + self._before(0)
+        return outputs - sum(self.pads(0)) + self._before(0)
 
     def taps(self, weight: Tensor, dim: int, filters: Filters) -> Tensor:
         """The taps of phases on a dimension of a weight, and the phases as a new last dimension."""
@@ -141,9 +142,10 @@ class Transposed(NamedTuple):
         return self.rows.dilation, self.columns.dilation
 
     @property
-    def paddings(self) -> list[tuple[int, int]]:
-        """The padding of each ordinary convolution."""
-        return [(self.rows.pad(row), self.columns.pad(column)) for (row, _), (column, _) in self._filters]
+    def paddings(self) -> list[tuple[int, int] | Pairs]:
+        """The padding of each ordinary convolution, as `cuconv.conv2d` takes it."""
+        places = ((row, column) for (row, _), (column, _) in self._filters)
+        return [zeros("padding", (self.rows.pads(row), self.columns.pads(column))) for row, column in places]
 
     def weights(self, weight: Tensor) -> list[Tensor]:
         """The weights of each ordinary convolution: its output channels are (groups, phases, phases, M / groups)."""

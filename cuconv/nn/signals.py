@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from cuconv.core.activation import Activated, activation_of
 from cuconv.core.problem import FP32
 from cuconv.nn.formats import as_row, in_a_plane, is_laid_out
 from cuconv.nn.operator import check_precision, conv2d, finished, is_plain_call
+from cuconv.nn.padding import convolved, differs
 
 Single = int | Sequence[int]
 
@@ -34,13 +34,15 @@ def conv1d(
 
     It is `cuconv.nn.conv2d` of images of one row, (N, C, 1, L), in the same memory. cuConv computes contiguous float32,
     and float16 and bfloat16 with the channels of a position together in memory, as x.mT.contiguous().mT has; so is the
-    output then. The other arguments, gradients, and what goes to torch are those of conv2d.
+    output then. padding may be (left, right). The other arguments, gradients, and what goes to torch are those of
+    conv2d.
     """
     check_precision(precision)
     function = activation_of(activation, relu)
     is_plain = is_plain_call(input, weight, bias, residual)  # first, since fx traces with what has no sizes
-    if not is_plain or not _are_rows(input, weight) or not all(map(_is_single, (stride, padding, dilation))):
-        return finished(F.conv1d(input, weight, bias, stride, padding, dilation, groups), function, residual)
+    are_numbers = all(map(_is_single, (stride, dilation))) and (_is_single(padding) or differs(padding, 1))
+    if not is_plain or not _are_rows(input, weight) or not are_numbers:
+        return finished(convolved(1, input, weight, bias, stride, padding, dilation, groups), function, residual)
     if isinstance(residual, Tensor) and residual.dim() > 1:
         residual = residual.unsqueeze(-2)
     rows, geometry = (as_row(input), as_row(weight)), in_a_plane(stride, padding, dilation)

@@ -68,13 +68,19 @@ def test_output_lengths_are_torchs(stride, padding, dilation, length):
     except RuntimeError:  # "same" with a stride
         expected = None
     rows = [in_a_row(name, value, others[name]) for name, value in arguments.items()]
-    uneven = padding == "same" and (length - 1) * dilation % 2
-    if expected is None or uneven:
+    if expected is None:
         with pytest.raises(UnsupportedProblem, match="same"):
             Geometry(*rows, 2).problem((2, 6, 1, 40), (8, 3, 1, length), "fp32")
         return
     n, m, height, width = Geometry(*rows, 2).problem((2, 6, 1, 40), (8, 3, 1, length), "fp32").output_shape
     assert (n, m, width) == expected and height == 1
+
+
+@pytest.mark.parametrize("padding", [(2, 0), (0, 5), [3, 3]])
+def test_padding_may_differ_on_both_sides(padding):
+    rows = in_a_row("padding", padding, 0)
+    problem = Geometry(1, rows, (1, 2)).problem((2, 6, 1, 40), (8, 6, 1, 3), "fp32")
+    assert problem.padding == ((0, 0), tuple(padding)) and problem.output_shape == (2, 8, 1, 36 + sum(padding))
 
 
 REFUSED = {  # by what is wrong: the arguments, and what the error names
@@ -88,7 +94,7 @@ REFUSED = {  # by what is wrong: the arguments, and what the error names
     "shape of residual": ({"residual": RESIDUAL}, "residual"),
     "a filter longer than the signal": ({"dilation": 20}, "larger than the padded"),
     **{f"{value} as stride": ({"stride": value}, "stride=") for value in (1.0, True, (1, 1), (), None, "1")},
-    **{f"{value} as padding": ({"padding": value}, "padding=") for value in (1.0, (1, 1), None, "full")},
+    **{f"{value} as padding": ({"padding": value}, "padding=") for value in (1.0, (1, 1, 1), (1, -1), None, "full")},
 }
 
 

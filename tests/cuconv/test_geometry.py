@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from cuconv import UnsupportedProblem
 from cuconv.core.geometry import Geometry, pair
@@ -25,14 +26,40 @@ def test_output_shapes_are_torchs(stride, padding, dilation):
         assert geometry.problem(INPUT, WEIGHT, "fp32").output_shape == expected
 
 
-@pytest.mark.parametrize("filter", [(2, 3), (3, 4), (6, 1)])
-def test_an_even_filter_has_equal_padding_where_the_dilation_makes_it_equal(filter):
+@pytest.mark.parametrize(
+    ("filter", "zeros"), [((2, 3), ((0, 1), (1, 1))), ((3, 4), ((1, 1), (1, 2))), ((6, 1), ((2, 3), (0, 0)))]
+)
+def test_the_odd_zero_of_an_even_filter_is_the_last(filter, zeros):
     shapes = INPUT, (6, 8, *filter)
-    with pytest.raises(UnsupportedProblem, match="pad the input"):
-        Geometry(padding="same").problem(*shapes, "fp32")
-    problem = Geometry(padding="same", dilation=2).problem(*shapes, "fp32")
-    assert problem.output_shape == (2, 6, *INPUT[2:])
-    assert (problem.pad_h, problem.pad_w) == tuple(size - 1 for size in filter)
+    assert Geometry(padding="same").problem(*shapes, "fp32").padding == zeros
+    for dilation in (1, 2, 3):
+        problem = Geometry(padding="same", dilation=dilation).problem(*shapes, "fp32")
+        assert problem.output_shape == (2, 6, *INPUT[2:])
+
+
+@pytest.mark.parametrize("stride", [1, (2, 3)])
+@pytest.mark.parametrize("padding", [((0, 1), (0, 1)), [[2, 0], [0, 3]], ((4, 1), (2, 2))])
+def test_padding_that_differs_at_both_ends(padding, stride):
+    rows, columns = padding
+    x = F.pad(torch.empty(INPUT, device="meta"), (*columns, *rows))
+    expected = F.conv2d(x, torch.empty(WEIGHT, device="meta"), None, stride, 0, (3, 1), 2).shape
+    for geometry in (Geometry(stride, padding, (3, 1), 2), Geometry(stride, padding, (3, 1), 2).checked()):
+        problem = geometry.problem(INPUT, WEIGHT, "fp32")
+        assert problem.output_shape == expected and problem.padding == tuple(map(tuple, padding))
+
+
+def test_equal_padding_is_the_same_in_pairs():
+    assert Geometry(padding=((1, 1), (2, 2))).checked() == Geometry(padding=(1, 2)).checked()
+
+
+@pytest.mark.parametrize(
+    "padding", [((0, 1),), ((0, 1), 1), ((0, 1), (1, 2, 3)), ((0, 1.0), (0, 1)), ((0, True), (0, 1)), ((0, -1), (0, 1))]
+)
+def test_other_pairs_of_pairs_are_refused(padding):
+    with pytest.raises(UnsupportedProblem, match=r"^padding="):
+        Geometry(padding=padding, groups=2).problem(INPUT, WEIGHT, "fp32")
+    with pytest.raises(UnsupportedProblem, match=r"^padding="):
+        Geometry(padding=padding).checked()
 
 
 def test_channels_fit_the_groups():

@@ -30,10 +30,25 @@ def test_sizes_and_costs():
         (ConvProblem(n=8, c=3, h=6, w=7, m=2, kh=1, kw=5), "6x7-8-1x5-2-3"),
         (ConvProblem(1, 64, 56, 56, 64, 3, 3, 1, 1, stride_h=2, stride_w=2), "56-1-3-64-64-s2"),
         (ConvProblem(1, 64, 9, 9, 64, 3, 3, dilation_h=2, dilation_w=3, groups=32), "9-1-3-64-64-d2x3-g32"),
+        (ConvProblem(1, 64, 9, 9, 8, 3, 3, more_h=1, more_w=1, stride_h=2, stride_w=2), "9-1-3-8-64-s2-p0:1"),
+        (ConvProblem(2, 64, 1, 9, 64, 1, 3, pad_w=2, more_w=-2), "1x9-2-1x3-64-64-p0:0x2:0"),
     ],
 )
 def test_labels(problem, label):
     assert problem.label == label
+
+
+def test_padding_may_differ_at_both_ends_of_an_axis():
+    problem = ConvProblem(2, 5, 9, 8, 4, 3, 3, 0, 2, stride_h=2, stride_w=2, more_h=1, more_w=-2)
+    assert problem.padding == ((0, 1), (2, 0)) and problem.output_shape == (2, 4, 4, 4)
+    assert (problem.padded_h, problem.padded_w) == (10, 10)
+    assert problem.geometry["padding"] == ((0, 1), (2, 0))
+    assert problem.min_bytes == 4 * (2 * 5 * 9 * 7 + 4 * 5 * 9 + 2 * 4 * 16)
+    assert problem != replace(problem, more_h=0) and replace(problem, more_h=0, more_w=0).geometry["padding"] == (0, 2)
+    with pytest.raises(UnsupportedProblem, match=r"^more_w=-3"):
+        replace(problem, more_w=-3)
+    with pytest.raises(UnsupportedProblem, match="padded input 10x12"):
+        replace(problem, kh=11, more_w=0)
 
 
 def test_a_filter_may_be_larger_than_the_input_but_not_than_the_padded_one():
@@ -48,12 +63,13 @@ def test_groups_divide_channels_and_filters(m, groups):
         ConvProblem(2, 64, 8, 8, m, 3, 3, groups=groups)
 
 
-NOT_WHOLE = [1.5, 1.0, float("nan"), True, np.True_, "3", None, [3], (3, 3), 10**400, -1, 2**31]
+NOT_WHOLE = [1.5, 1.0, float("nan"), True, np.True_, "3", None, [3], (3, 3), 10**400, 2**31]
+COUNTS_NOTHING = {"pad_": [-1], "more": [-2]}  # by the start of a field's name; for all others -1 and 0
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [(field, value) for field in SIZES for value in (NOT_WHOLE if field.startswith("pad") else [*NOT_WHOLE, 0])],
+    [(field, value) for field in SIZES for value in [*NOT_WHOLE, *COUNTS_NOTHING.get(field[:4], [-1, 0])]],
     ids=lambda value: str(value)[:9],
 )
 def test_what_counts_nothing_is_refused_in_one_sentence(field, value):

@@ -91,6 +91,15 @@ def test_strides_dilations_and_groups_are_torchs(steps):
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("padding", [((0, 1), (0, 1)), ((3, 0), (2, 5)), "same"])
+def test_padding_that_differs_at_both_ends_is_that_of_a_padded_input(padding):
+    x, weight, _ = operands((2, 3, 9, 8, 5, 2, 4, 0, 0))
+    steps = {} if padding == "same" else {"stride": (2, 1), "dilation": (1, 2)}
+    rows, columns = ((0, 1), (1, 2)) if padding == "same" else padding
+    expected = F.conv2d(F.pad(x.double(), (*columns, *rows)), weight.double(), **steps)
+    torch.testing.assert_close(reference.conv2d(x, weight, padding, **steps), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_wrong_arguments_are_named():
     x, weight, _ = operands((2, 3, 9, 8, 5, 3, 3, 0, 0))
     with pytest.raises(TypeError, match="bias="):

@@ -197,7 +197,7 @@ def bad_calls():
         "padding=1.5": (x, weight, {"padding": 1.5}),
         "padding='full'": (x, weight, {"padding": "full"}),
         "pad_h=-1": (x, weight, {"padding": -1}),
-        "padding='same' with a filter of 2x2": (x, weight[:, :, :2, :2].contiguous(), {"padding": "same"}),
+        r"padding=\(\(0, 1\), \(0, -1\)\)": (x, weight, {"padding": ((0, 1), (0, -1))}),
         r"out has shape \(2, 8, 5, 6\)": (x, weight, {"out": out[:, :, 1:].contiguous()}),
         "out is torch.float64": (x, weight, {"out": out.double()}),
         "out overlaps input": (memory[:288].view(x.shape), weight, {"out": memory[100:676].view(out.shape)}),

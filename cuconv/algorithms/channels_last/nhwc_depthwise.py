@@ -343,8 +343,8 @@ def _check(problem: ConvProblem) -> None:
         ("rows of the filter with its dilation", rows, MAX_BOX),
         ("columns of the filter with its dilation", columns, MAX_BOX),
         ("output pixels", p.n * p.out_pixels, MAX_INDEX // 2),
-        ("rows of the padded image", p.h + 2 * p.pad_h, MAX_EXTENT),
-        ("columns of the padded image", p.w + 2 * p.pad_w, MAX_EXTENT),
+        ("rows of the padded image", p.padded_h, MAX_EXTENT),
+        ("columns of the padded image", p.padded_w, MAX_EXTENT),
         ("channels", p.c, MAX_INDEX // 2),
     ]
     check_sizes(p, "nhwc_depthwise", sizes)

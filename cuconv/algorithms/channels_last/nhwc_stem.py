@@ -114,7 +114,7 @@ class NhwcStem(MultipliesWindows[Costs]):
         sizes = [
             ("elements of eight pixels' window", narrow.window_elements, MAX_BOX),
             ("rows of the filter", low.window_rows, MAX_BOX),
-            ("elements of a row of the padded image", p.c * (p.w + 2 * p.pad_w), MAX_EXTENT),
+            ("elements of a row of the padded image", p.c * p.padded_w, MAX_EXTENT),
             *common_sizes(p),
         ]
         check_sizes(p, "nhwc_stem", sizes)

@@ -90,7 +90,7 @@ class NhwcWindow(MultipliesWindows[Costs]):
         sizes = [
             ("columns of eight pixels' window", narrow.window_elements // p.c, MAX_BOX),
             ("rows of the filter with its dilation", low.window_rows, MAX_BOX),
-            ("columns of the padded image", p.w + 2 * p.pad_w, MAX_EXTENT),
+            ("columns of the padded image", p.padded_w, MAX_EXTENT),
             *common_sizes(p),
         ]
         check_sizes(p, "nhwc_window", sizes)

@@ -67,7 +67,7 @@ def copies_of(problem: ConvProblem) -> Copies | None:
     shortest = VECTOR_CHANNELS // gcd(VECTOR_CHANNELS, p.stride_w)  # so that windows start at multiples of 16 bytes
     joined = ceil_div(p.c, shortest) * shortest
     if p.kw > 1 and p.dilation_w == 1 and joined < WHOLE_ROW:
-        equal = replace(p, c=p.kw * joined, w=p.out_w, kw=1, pad_w=0, stride_w=1)
+        equal = replace(p, c=p.kw * joined, w=p.out_w, kw=1, pad_w=0, more_w=0, stride_w=1)
         pixels = (p.out_w - 1) * p.stride_w + p.kw
         return Copies(equal, joined, p.pad_w, _vectors(pixels * joined), _vectors(p.kw * joined))
     padded = _vectors(p.c) * VECTOR_CHANNELS

@@ -218,7 +218,7 @@ def common_sizes(problem: ConvProblem) -> list[tuple[str, int, int]]:
     p = problem
     return [
         ("output pixels", p.n * p.out_pixels, MAX_INDEX // 2),
-        ("rows of the padded image", p.h + 2 * p.pad_h, MAX_EXTENT),
+        ("rows of the padded image", p.padded_h, MAX_EXTENT),
         ("weights", prod(p.weight_shape), MAX_INDEX // 2),
         ("filters", p.m, MAX_INDEX // 2),
     ]

@@ -57,7 +57,7 @@ def stages_of(problem: ConvProblem, stage_depth: Number, split_k: Number = 1) ->
 
 def is_pointwise(problem: ConvProblem) -> bool:
     """Whether the filter is 1x1 without padding: then each column is a pixel of the input as it lies in memory."""
-    return problem.filter_area == 1 and problem.pad_h == problem.pad_w == 0
+    return problem.filter_area == 1 and not problem.is_padded
 
 
 def is_strided(problem: ConvProblem) -> bool:

@@ -282,8 +282,8 @@ def _check(problem: ConvProblem) -> None:
         ("weights in a filter", depth_of(p), MAX_EXTENT),
         ("input elements in a plane", p.h * p.w, MAX_INDEX),
         ("output elements in a plane", p.out_pixels, MAX_INDEX),
-        ("rows in the padded image", p.h + 2 * p.pad_h, MAX_EXTENT),
-        ("columns in the padded image", p.w + 2 * p.pad_w, MAX_EXTENT),
+        ("rows in the padded image", p.padded_h, MAX_EXTENT),
+        ("columns in the padded image", p.padded_w, MAX_EXTENT),
         ("rows of stride", p.stride_h, MAX_STRIDE),
         ("columns of stride", p.stride_w, MAX_STRIDE),
     ]

@@ -73,9 +73,13 @@ def flattened(problem: ConvProblem, cut: Cut | None) -> Flattened:
 
 
 def is_whole(problem: ConvProblem) -> bool:
-    """Whether images can stay whole: no stride, no dilation, a small filter, and less padding than it has taps."""
+    """Whether images can stay whole: no stride, no dilation, a small filter, and less padding than it has taps.
+
+    The zeros below and right of an image are those above and left of its neighbours: there may be fewer, but not more.
+    """
     p = problem
-    return p.is_dense and p.kh <= MAX_FILTER and p.kw <= MAX_FILTER and p.pad_h < p.kh and p.pad_w < p.kw
+    is_small = p.kh <= MAX_FILTER and p.kw <= MAX_FILTER and p.pad_h < p.kh and p.pad_w < p.kw
+    return p.is_dense and is_small and max(p.more_h, p.more_w) <= 0
 
 
 def may_be_cut(problem: ConvProblem) -> bool:

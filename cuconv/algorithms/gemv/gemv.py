@@ -127,7 +127,7 @@ def _check(problem: ConvProblem, name: str) -> None:
     """Raise UnsupportedProblem for more than one output pixel, padding, groups, and sizes beyond the kernel's."""
     p = problem
     whole = (p.kh, p.kw) == (p.h, p.w) and p.dilation_h == p.dilation_w == 1
-    if not whole or p.pad_h or p.pad_w or p.groups > 1:
+    if not whole or p.is_padded or p.groups > 1:
         raise UnsupportedProblem(f"{p.label}: {name} is for filters as large as the input, without padding and groups")
     check_sizes(p, name, [("images", p.n, MAX_IMAGES), ("filters", p.m, MAX_INDEX // MAX_IMAGES)])
 

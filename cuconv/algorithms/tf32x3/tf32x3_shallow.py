@@ -193,7 +193,7 @@ def has_vectors(problem: ConvProblem, aligned: bool) -> bool:
     aligned: whether input, weight and output all start at a multiple of 16 bytes.
     """
     p = problem
-    same_rows = is_pointwise(p) or (p.out_w == p.w and p.kw % 2 == 1)
+    same_rows = is_pointwise(p) or (p.out_w == p.w and p.kw == 2 * p.pad_w + 1)
     return aligned and same_rows and has_adjacent_pixels(p)
 
 

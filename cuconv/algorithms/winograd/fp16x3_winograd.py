@@ -206,6 +206,10 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
         raise UnsupportedProblem(
             f"{p.label}: padding of {p.pad_h} rows, for fp16x3_winograd it must be less than the filter's {p.kh}"
         )
+    if p.more_h > 0:  # an image shares them with the next
+        raise UnsupportedProblem(
+            f"{p.label}: more padding below an image than above it, fp16x3_winograd computes as much or less"
+        )
     if p.out_w < OUTPUTS:  # most of a cell would be padding, and errors would be relative to the largest weights
         raise UnsupportedProblem(f"{p.label}: rows of {p.out_w} outputs, fp16x3_winograd needs {OUTPUTS} side by side")
     if (

@@ -24,6 +24,10 @@ ODD = [
     ConvProblem(1, 3, 4, 5, 2, 3, 3, 4, 4),
     ConvProblem(3, 65, 120, 5, 129, 5, 5),
     ConvProblem(1, 9001, 3, 5, 9, 1, 1),
+    ConvProblem(2, 24, 31, 24, 40, 3, 3, stride_h=2, stride_w=2, more_h=1, more_w=1),  # as in autoencoders
+    ConvProblem(3, 16, 1, 65, 24, 1, 3, pad_w=2, more_w=-2),  # causal
+    ConvProblem(2, 8, 9, 12, 16, 3, 3, 1, 1, more_h=1, more_w=-1),
+    ConvProblem(2, 8, 9, 12, 16, 1, 1, more_w=2),
 ]
 PROBLEMS = problems_of("paper", (1, 8, 256)) + ODD
 

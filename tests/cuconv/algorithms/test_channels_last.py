@@ -39,13 +39,28 @@ def launch_of(name, problem, options=None):
     return launch
 
 
+UNEQUAL = [
+    replace(HALF, more_h=1, more_w=-1),
+    replace(HALF, pad_h=0, pad_w=3, more_h=4, more_w=-3, stride_h=2, dilation_w=2),
+    replace(HALF, c=3, kw=4, pad_w=0, stride_w=2, more_h=1, more_w=1),
+    replace(HALF, c=65, kh=1, kw=1, pad_h=0, more_h=1, more_w=2),
+]
+
+
 def test_copies_start_at_every_filter_of_an_image_and_nowhere_else():
-    for p in COMPUTED:
+    for p in [*COMPUTED, *UNEQUAL]:
         (left, top), (right, bottom) = corners_of(p)
         columns = range(left, p.w + right, p.stride_w)  # of the pixels from corner to corner
         rows = range(top, p.h + bottom, p.stride_h)
         assert list(columns) == [x * p.stride_w - p.pad_w for x in range(p.out_w)], p.label
         assert list(rows) == [y * p.stride_h - p.pad_h for y in range(p.out_h)], p.label
+
+
+def test_copies_of_operands_are_of_a_problem_with_the_same_outputs():
+    copied = [p for p in UNEQUAL if copies_of(p)]
+    assert len(copied) == 2
+    for p in copied:
+        assert copies_of(p).problem.output_shape == p.output_shape
 
 
 def test_maps_are_of_dense_tensors_and_fit_the_driver_s_limits():

@@ -155,7 +155,7 @@ def meanings(p, config, launch, options):
 UNCHECKED = {"batches", "strips", "share_units", "evict_first", "vector", "aligned", "pitch", "slots"}
 LEAKY = activation_of(("leaky_relu", 0.3))
 LARGE_FILTER = ConvProblem(2, 20, 13, 9, 17, 4, 5, 1, 3)  # numbers that differ, also from those of the output
-ANY_GEOMETRY = ConvProblem(2, 10, 14, 19, 36, 3, 4, 1, 5, "fp32", 2, 3, 4, 5, groups=2)
+ANY_GEOMETRY = ConvProblem(2, 10, 14, 19, 36, 3, 4, 1, 5, "fp32", 2, 3, 4, 5, groups=2, more_h=3, more_w=-4)
 
 
 @pytest.mark.parametrize("options", [CallOptions(activation=LEAKY), CallOptions(residual=True, packed=True)], ids=str)
@@ -165,15 +165,20 @@ ANY_GEOMETRY = ConvProblem(2, 10, 14, 19, 36, 3, 4, 1, 5, "fp32", 2, 3, 4, 5, gr
         ("fp16x3", LARGE_FILTER),
         ("fp16x3", ConvProblem(2, 20, 13, 9, 17, 9, 8, 1, 3)),
         ("fp16x3", ConvProblem(2, 20, 40, 61, 17, 5, 9, 1, 3, "fp32", 2, 4, 5, 6)),
+        ("fp16x3", ConvProblem(2, 20, 13, 9, 17, 4, 5, 3, 4, more_h=-1, more_w=-4)),
+        ("fp16x3", ConvProblem(2, 20, 13, 9, 17, 3, 3, 0, 1, "fp32", 2, 2, more_h=1, more_w=-1)),
         ("fp16x3_winograd", LARGE_FILTER),
+        ("fp16x3_winograd", ConvProblem(2, 40, 13, 9, 17, 3, 3, 2, 1, more_h=-1, more_w=2)),
         ("fp16x3_pointwise", ConvProblem(3, 70, 13, 7, 37, 1, 1)),
         ("tf32x3_gemm", ANY_GEOMETRY),
         ("tf32x3_wgmma", ANY_GEOMETRY),
         ("tf32x3_shallow", ConvProblem(2, 3, 12, 16, 17, 3, 3, 1, 1)),
         ("depthwise", ConvProblem(2, 24, 10, 20, 24, 3, 3, 1, 1, groups=6)),
         ("depthwise", ConvProblem(2, 12, 10, 20, 24, 3, 5, 1, 2, "fp32", 2, 1, 1, 3, groups=6)),
+        ("depthwise", ConvProblem(2, 12, 10, 20, 12, 3, 3, 0, 1, "fp32", 2, 2, groups=12, more_h=1, more_w=-1)),
         ("direct", ConvProblem(2, 12, 10, 20, 24, 3, 5, 1, 2, "fp32", 2, 3, groups=6)),
         ("direct", ConvProblem(2, 7, 11, 18, 5, 3, 3, 1, 0)),
+        ("direct", ConvProblem(2, 7, 11, 18, 5, 3, 3, 1, 0, more_h=-1, more_w=2)),
         ("gemv", ConvProblem(3, 16, 5, 7, 33, 5, 7)),
     ],
 )
@@ -215,6 +220,9 @@ VECTORS = {  # by algorithm: the macro or the argument that tells whether elemen
         ("tf32x3_shallow", STEM, True, (1, 1)),
         ("tf32x3_shallow", STEM, False, (1, 0)),  # neighbours share the window that they see, whatever the alignment
         ("tf32x3_shallow", ConvProblem(1, 3, 8, 10, 8, 3, 3), True, (1, 0)),  # the output is narrower than the input
+        # as wide as the input, but the windows are not about their outputs
+        ("tf32x3_shallow", ConvProblem(1, 3, 8, 12, 8, 3, 3, 1, 2, more_w=-2), True, (1, 0)),
+        ("tf32x3_shallow", ConvProblem(1, 3, 8, 12, 8, 3, 3, 1, 1, more_h=-1), True, (1, 1)),
         ("tf32x3_shallow", one_by_one(16), True, (1, 1)),
         ("tf32x3_shallow", one_by_one(16), False, (0, 0)),
         ("tf32x3_shallow", one_by_one(16, hw=7), True, (0, 0)),  # a plane of 49 pixels
@@ -250,6 +258,7 @@ def test_launches_overlap_where_the_device_allows_it(name, device):
         ("fp16x3", ConvProblem(8, 64, 14, 14, 64, 1, 1), "1x1"),
         ("fp16x3", ConvProblem(8, 64, 14, 14, 64, 1, 1, 1, 1), "1x1"),
         ("fp16x3_winograd", ConvProblem(1, 8, 9, 9, 8, 3, 3, 3, 1), "padding of 3 rows"),
+        ("fp16x3_winograd", ConvProblem(1, 64, 9, 9, 8, 3, 3, 1, 1, more_h=1), "more padding below"),
         ("fp16x3_winograd", ConvProblem(1, 16, 9, 9, 8, 7, 3, 1, 1), "7 rows"),
         ("fp16x3_winograd", ConvProblem(1, 8, 9, 9, 8, 3, 7, 1, 1), "7 columns"),
         ("fp16x3_winograd", ConvProblem(1500, 64, 112, 112, 8, 3, 3), "input bytes"),
@@ -259,6 +268,7 @@ def test_launches_overlap_where_the_device_allows_it(name, device):
         ("fp16x3_winograd", ConvProblem(1, 8, 9, 5, 8, 3, 3), "rows of 3 outputs"),
         ("fp16x3_pointwise", ConvProblem(1, 8, 9, 9, 8, 3, 3, 1, 1), "1x1 without padding"),
         ("fp16x3_pointwise", ConvProblem(1, 8, 9, 9, 8, 1, 1, 1, 0), "1x1 without padding"),
+        ("fp16x3_pointwise", ConvProblem(1, 8, 9, 9, 8, 1, 1, more_w=1), "1x1 without padding"),
         ("fp16x3_pointwise", ConvProblem(2**18, 8, 100, 100, 8, 1, 1), "pixels in the batch"),
         ("fp16x3_pointwise", ConvProblem(1, 8, 2**15, 2**14, 8, 1, 1), "2147483648 bytes"),
         ("tf32x3_gemm", ConvProblem(1, 3, 40, 40, 8, 32, 2), "32 rows"),
@@ -290,6 +300,7 @@ def test_launches_overlap_where_the_device_allows_it(name, device):
         ("direct", ConvProblem(2**26, 64, 64, 64, 64, 1, 1, groups=64), "fits the grid"),
         ("gemv", ConvProblem(1, 64, 2, 1, 10, 1, 1), "as large as the input"),
         ("gemv", ConvProblem(1, 64, 1, 1, 10, 1, 1, 1, 0), "as large as the input"),
+        ("gemv", ConvProblem(1, 64, 3, 3, 10, 3, 3, more_w=1), "as large as the input"),
         ("gemv", ConvProblem(1, 64, 1, 1, 10, 1, 1, groups=2), "as large as the input"),
         ("gemv", ConvProblem(1, 64, 3, 3, 10, 2, 2, dilation_h=2, dilation_w=2), "as large as the input"),
         ("gemv", ConvProblem(65, 64, 1, 1, 10, 1, 1), "65 images"),

@@ -2,22 +2,24 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 from math import ceil
 
 import pytest
+import torch
 
-from cuconv import ConvProblem
+from cuconv import ConvProblem, reference
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.common import weight_packing
 from cuconv.algorithms.common.pieces import axes
 from cuconv.algorithms.common.shares import blocks_per_tile
-from cuconv.algorithms.fp16x3.flattened import flattened
+from cuconv.algorithms.fp16x3.flattened import flattened, is_whole
 from cuconv.device import H200
 from cuconv.runtime.compiler import INCLUDES
 from tests.cuconv.algorithms.problems import PROBLEMS
 
 FP16X3, WINOGRAD = ALGORITHMS["fp16x3"], ALGORITHMS["fp16x3_winograd"]
-FIT = [p for p in PROBLEMS if p.is_dense and p.pad_h < p.kh <= 7 and p.pad_w < p.kw <= 7 and p.filter_area > 1]
+FIT = [p for p in PROBLEMS if is_whole(p) and p.filter_area > 1]
 WINOGRAD_FIT = [
     ConvProblem(32, 256, 28, 28, 512, 3, 3, 1, 1),
     ConvProblem(32, 96, 27, 27, 256, 5, 5, 2, 2),
@@ -40,6 +42,30 @@ def last_position(problem, config):
         kh, kw, columns = config.cut
         pitch = columns + kw - 1
     return config.tile.positions - 1 + (kh - 1) * pitch + kw - 1
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("pads", [(0, 0), (1, 0), (2, 1), (2, 2)])
+@pytest.mark.parametrize("axis", ["h", "w"])
+def test_whole_images_share_no_more_padding_than_they_have(axis, pads, more):
+    """Every output of a flattened image is that of the reference, wherever images may stay whole."""
+    before, behind = pads
+    changes = {f"pad_{axis}": before, f"more_{axis}": behind + more - before}
+    problem = replace(ConvProblem(2, 1, 4, 5, 1, 3, 3), **changes)
+    x, weight = (torch.randn(shape, dtype=torch.float64) for shape in (problem.input_shape, problem.weight_shape))
+    pitch = problem.w + problem.pad_w
+    ahead = torch.nn.functional.pad(x, (problem.pad_w, 0, problem.pad_h, 0)).flatten()
+    flat = torch.cat([ahead, torch.zeros(3 * pitch, dtype=torch.float64)])
+    sums = sum(
+        weight[0, 0, ky, kx] * flat[ky * pitch + kx :][: len(ahead)]
+        for ky in range(problem.kh)
+        for kx in range(problem.kw)
+    )
+    found = sums.reshape(2, 1, problem.h + problem.pad_h, pitch)[:, :, : problem.out_h, : problem.out_w]
+    expected = reference.conv2d(x, weight, **problem.geometry)
+    is_right = found.shape == expected.shape and torch.allclose(found, expected)
+    assert is_right == (behind + more <= before) == is_whole(problem)
+    assert flattened(problem, None).pitch == pitch
 
 
 LONG_FILTERS = [

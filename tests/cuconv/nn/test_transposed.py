@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import cuconv.nn
-from cuconv.nn import backend
+from cuconv.nn import backend, operator
+from cuconv.nn.padding import convolved
 from cuconv.nn.phases import INTERLEAVE, transposed_by
 from tests.cuconv.nn.models import close
 from tests.cuconv.nn.zoo.entries import Model
@@ -234,6 +235,18 @@ def test_an_exported_program(on_a_gpu, axes, size, options, count):
     assert close(ours, theirs, 1e-4)
 
 
+@torch.no_grad()
+def test_phases_are_padded_at_the_ends_that_need_it(on_a_gpu, monkeypatch):
+    computed, launch = [], operator._launch
+    monkeypatch.setattr(operator, "_launch", lambda *a, **o: computed.append(launch(*a, **o)) or computed[-1])
+    x, weight, options = torch.randn(2, 8, 5, 6), torch.randn(8, 4, 3, 3), {"stride": 2, "padding": 1}
+    ours, theirs = (
+        convolve(x, weight, output_padding=1, **options)
+        for convolve in (cuconv.nn.conv_transpose2d, F.conv_transpose2d)
+    )
+    assert close(ours, theirs) and sum(one.numel() for one in computed) == ours.numel()
+
+
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("geometry", [([1, 4], [1, 2], [0, 0]), ([3, 3], [2, 2], [1, 1]), ([1, 2], [1, 2], [0, 0])])
@@ -241,7 +254,10 @@ def test_the_interleave_keeps_what_torch_asks_of_an_operator(geometry, dtype, im
     layer = transposed_by((*geometry, [0, 0], [1, 1]), 1)
     x, weight = torch.randn(images, 8, 1, 5), torch.randn(8, 8, *geometry[0])
     outputs = [
-        F.conv2d(x, filters, padding=pads).to(dtype).contiguous(memory_format=MEMORY_FORMATS[dtype]).requires_grad_()
+        convolved(2, x, filters, None, 1, pads)
+        .to(dtype)
+        .contiguous(memory_format=MEMORY_FORMATS[dtype])
+        .requires_grad_()
         for filters, pads in zip(layer.weights(weight), layer.paddings, strict=True)
     ]
     torch.library.opcheck(INTERLEAVE, (outputs, *layer.geometry), test_utils=OPCHECKS)
