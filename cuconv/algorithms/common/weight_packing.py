@@ -91,7 +91,9 @@ class WeightPacking:
         threads = 32 * self.group_warps(problem) * (self.channels // 8)
         shared_bytes = FLOAT_BYTES * FILTERS * (self.channels * self.area(problem) | 1)
         to, cleared = (PACKED, 0) if packed else (WORKSPACE, blocks)
-        of_filter = (problem.kh, problem.kw, *(axis.tap_phases for axis in axes(problem))) if self.piece else ()
+        of_filter: tuple[int, ...] = ()
+        if self.piece:
+            of_filter = (problem.kh, problem.kw, *(axis.tap_phases for axis in axes(problem)))
         arguments = (WEIGHT, to, problem.m, problem.c, cleared, *of_filter)
         return Launch(source, macros, KERNEL, self.blocks(problem), threads, arguments, shared_bytes, overlap=True)
 
