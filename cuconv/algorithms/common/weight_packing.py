@@ -14,7 +14,7 @@ from cuconv.algorithms.common.implicit_gemm import PARTS
 from cuconv.algorithms.common.pieces import axes
 from cuconv.core.costs import constant
 from cuconv.core.elementwise import Number
-from cuconv.core.launch import PACKED, WEIGHT, WORKSPACE, Launch
+from cuconv.core.launch import PACKED, WEIGHT, WORKSPACE, Address, Launch
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
 
 KERNEL = "pack_weights"
@@ -91,10 +91,9 @@ class WeightPacking:
         threads = 32 * self.group_warps(problem) * (self.channels // 8)
         shared_bytes = FLOAT_BYTES * FILTERS * (self.channels * self.area(problem) | 1)
         to, cleared = (PACKED, 0) if packed else (WORKSPACE, blocks)
-        of_filter: tuple[int, ...] = ()
+        arguments: tuple[Address | int, ...] = (WEIGHT, to, problem.m, problem.c, cleared)
         if self.piece:
-            of_filter = (problem.kh, problem.kw, *(axis.tap_phases for axis in axes(problem)))
-        arguments = (WEIGHT, to, problem.m, problem.c, cleared, *of_filter)
+            arguments += (problem.kh, problem.kw, *(axis.tap_phases for axis in axes(problem)))
         return Launch(source, macros, KERNEL, self.blocks(problem), threads, arguments, shared_bytes, overlap=True)
 
     def predicted_us(self, problem: ConvProblem, costs: WeightPackingCosts) -> Number:
