@@ -26,7 +26,8 @@ class Activation(NamedTuple):
     """A function of each output, computed after bias and residual.
 
     name: that of torch.nn.functional, such as "silu"; "gelu" is torch's with erf, "gelu_tanh" that with
-    approximate="tanh", and "none" the identity. kind, first, second: which formula a kernel computes, and its two numbers.
+    approximate="tanh", and "none" the identity. kind, first, second: which formula a kernel computes, and its two
+    numbers.
     """
 
     name: str

@@ -85,7 +85,16 @@ def test_relu_and_equal_functions_are_one():
 
 
 @pytest.mark.parametrize(
-    "given", ["swish", ("relu", 1.0), ("tanh", 1.0), ("leaky_relu", 1, 2), ("elu", 1, 2), ("hardtanh", 2, 1), ("hardtanh", nan, 1)]
+    "given",
+    [
+        "swish",
+        ("relu", 1.0),
+        ("tanh", 1.0),
+        ("leaky_relu", 1, 2),
+        ("elu", 1, 2),
+        ("hardtanh", 2, 1),
+        ("hardtanh", nan, 1),
+    ],
 )
 def test_what_is_no_activation_is_refused(given):
     with pytest.raises(ValueError, match="activation="):
