@@ -83,8 +83,9 @@ def conv2d(
     groups      equal parts of the channels; each part of the filters, M / groups, reads one of them
     relu        True for activation="relu"
     activation  the function of each output, after bias and residual: None, "relu", "relu6", "silu", "sigmoid",
-                "hardswish", "hardsigmoid", "gelu_tanh" (torch's gelu with approximate="tanh"), "leaky_relu" or
-                ("leaky_relu", slope), "hardtanh" or ("hardtanh", least, largest). A NaN stays a NaN
+                "hardswish", "hardsigmoid", "tanh", "gelu" (torch's with erf), "gelu_tanh" (torch's gelu with
+                approximate="tanh"), "leaky_relu" or ("leaky_relu", slope), "elu" or ("elu", alpha), "hardtanh" or
+                ("hardtanh", least, largest). A NaN stays a NaN
     residual    (N, M, OH, OW), added to the output before the activation; None for no residual
     algorithm   "auto" for the fastest by prediction, or a name of `algorithms()`; "batch_invariant" for the fastest of
                 which an image's output is bit for bit the same in every batch, where all outputs are finite; "ready" is

@@ -16,14 +16,18 @@ CLAMP = 1  # x, at least a and at most b
 LEAKY = 2  # x, times a where it is negative
 HARD, HARD_GATE = 3, 4  # x / 6 + 1/2, at least 0 and at most 1; and that times x
 LOGISTIC, LOGISTIC_GATE = 5, 6  # 1 / (1 + 2^(a x + b x^3)); and that times x
+ELU = 7  # x, or a (e^x - 1) where it is negative
+TANH = 8
+GELU = 9  # x (1 + erf(x / sqrt(2))) / 2
 MAX_FLOAT = (2 - 2**-23) * 2.0**127  # the largest number of float32
 
 
 class Activation(NamedTuple):
     """A function of each output, computed after bias and residual.
 
-    name: that of torch.nn.functional, such as "silu"; "gelu_tanh" is torch's gelu with approximate="tanh", and "none"
-    the identity. kind, first, second: which formula a kernel computes, and its two numbers.
+    name: that of torch.nn.functional, such as "silu"; "gelu" is torch's with erf, "gelu_tanh" that with
+    approximate="tanh", and "none" the identity. kind, first, second: which formula a kernel computes, and its two
+    numbers.
     """
 
     name: str
@@ -55,6 +59,8 @@ _FIXED = {
         Activation("sigmoid", LOGISTIC, -log2(EULER)),
         Activation("silu", LOGISTIC_GATE, -log2(EULER)),
         Activation("gelu_tanh", LOGISTIC_GATE, _LINEAR, _CUBIC),  # (1 + tanh(t)) / 2 = 1 / (1 + e^(-2 t))
+        Activation("gelu", GELU),
+        Activation("tanh", TANH),
         Activation("hardsigmoid", HARD),
         Activation("hardswish", HARD_GATE),
     )
@@ -72,6 +78,7 @@ class _Numbered(NamedTuple):
 
 _WITH_NUMBERS = {
     "leaky_relu": _Numbered(LEAKY, "its slope", (0.01,)),
+    "elu": _Numbered(ELU, "its alpha", (1.0,)),
     "hardtanh": _Numbered(CLAMP, "the least and the largest output", (-1.0, 1.0)),
 }
 NAMES = (*_FIXED, *_WITH_NUMBERS)

@@ -20,10 +20,13 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "relu6": F.relu6,
     "sigmoid": torch.sigmoid,
     "silu": F.silu,
+    "tanh": torch.tanh,
+    "gelu": F.gelu,
     "gelu_tanh": lambda output: F.gelu(output, approximate="tanh"),
     "hardsigmoid": F.hardsigmoid,
     "hardswish": F.hardswish,
     "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
     "hardtanh": F.hardtanh,
 }
 
@@ -48,8 +51,12 @@ def _clamped(min: float | None = None, max: float | None = None) -> Activation:
     return activation_of(("hardtanh", -inf if min is None else min, inf if max is None else max))
 
 
-def _gelu(approximate: str = "none") -> Activation | None:
-    return named("gelu_tanh") if approximate == "tanh" else None
+def _gelu(approximate: str = "none") -> Activation:
+    return named("gelu_tanh" if approximate == "tanh" else "gelu")
+
+
+def _elu(alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Activation | None:
+    return activation_of(("elu", alpha)) if (scale, input_scale) == (1, 1) else None  # others are selu and celu
 
 
 _OPERATORS: dict[Any, Callable[..., Activation | None]] = {
@@ -57,6 +64,8 @@ _OPERATORS: dict[Any, Callable[..., Activation | None]] = {
     aten.relu6.default: lambda: named("relu6"),
     aten.sigmoid.default: lambda: named("sigmoid"),
     aten.silu.default: lambda: named("silu"),
+    aten.tanh.default: lambda: named("tanh"),
+    aten.elu.default: _elu,
     aten.hardsigmoid.default: lambda: named("hardsigmoid"),
     aten.hardswish.default: lambda: named("hardswish"),
     aten.gelu.default: _gelu,

@@ -13,6 +13,7 @@ from cuconv.nn.activated import activated
 
 EACH = [
     *("relu", "relu6", "sigmoid", "silu", "hardsigmoid", "hardswish", "gelu_tanh", "leaky_relu", "hardtanh", "none"),
+    *("tanh", "gelu", "elu", ("elu", 0.5), ("elu", -2)),
     *(("leaky_relu", 0.25), ("leaky_relu", -2), ("hardtanh", -3.5, 0.5), ("hardtanh", -inf, 2.0)),
 ]
 TORCH = {
@@ -24,6 +25,9 @@ TORCH = {
     "hardsigmoid": F.hardsigmoid,
     "hardswish": F.hardswish,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "tanh": torch.tanh,
+    "gelu": F.gelu,
+    "elu": F.elu,
     "leaky_relu": F.leaky_relu,
     "hardtanh": F.hardtanh,
 }
@@ -47,6 +51,9 @@ def formula(one, x):
         activation.HARD_GATE: lambda: x * (x / 6 + 0.5).clamp(0, 1),
         activation.LOGISTIC: lambda: 1 / (1 + torch.exp2(a * x + b * x**3)),
         activation.LOGISTIC_GATE: lambda: x / (1 + torch.exp2(a * x + b * x**3)),
+        activation.ELU: lambda: torch.where(x > 0, x, a * torch.expm1(x)),
+        activation.TANH: lambda: -torch.expm1(-2 * x) / (torch.expm1(-2 * x) + 2),
+        activation.GELU: lambda: x * torch.erfc(-x / 2**0.5) / 2,
     }[one.kind]()
 
 
@@ -78,7 +85,16 @@ def test_relu_and_equal_functions_are_one():
 
 
 @pytest.mark.parametrize(
-    "given", ["swish", ("relu", 1.0), ("leaky_relu", 1, 2), ("hardtanh", 2, 1), ("hardtanh", nan, 1)]
+    "given",
+    [
+        "swish",
+        ("relu", 1.0),
+        ("tanh", 1.0),
+        ("leaky_relu", 1, 2),
+        ("elu", 1, 2),
+        ("hardtanh", 2, 1),
+        ("hardtanh", nan, 1),
+    ],
 )
 def test_what_is_no_activation_is_refused(given):
     with pytest.raises(ValueError, match="activation="):
@@ -98,7 +114,8 @@ def test_relu_beside_another_activation_is_refused():
         activation_of("silu", True)
 
 
+@pytest.mark.parametrize("name", ["leaky_relu", "elu"])
 @pytest.mark.parametrize("number", [10**400, 1e300, inf, nan])
-def test_numbers_beyond_float32_are_refused(number):
-    with pytest.raises(ValueError, match="leaky_relu"):
-        activation_of(("leaky_relu", number))
+def test_numbers_beyond_float32_are_refused(name, number):
+    with pytest.raises(ValueError, match=name):
+        activation_of((name, number))

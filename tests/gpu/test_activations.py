@@ -32,11 +32,11 @@ LAYERS = [
 
 
 def exact(given, values):
-    """The activation of values in float64; torch's gelu has few right digits where it is small."""
+    """The activation of values in float64; torch's gelus have few right digits where they are small."""
     truth = truth_of(given, values)
-    return (
-        torch.where(values.abs() < 100, formula(activation_of(given), values), truth) if given == "gelu_tanh" else truth
-    )
+    if given not in ("gelu", "gelu_tanh"):
+        return truth
+    return torch.where(values.abs() < 100, formula(activation_of(given), values), truth)
 
 
 def handed_on(values, algorithm, **options):
@@ -72,6 +72,24 @@ def test_single_values_in_fp32(given):
         assert torch.equal(out.isnan(), truth.isnan()) and rel_l2_error(out[finite], truth[finite]) < 1e-6
         # The exponent's rounding makes small results less exact; those of float64 have errors of 1e-15, too.
         torch.testing.assert_close(out.double(), truth, rtol=1e-5, atol=1e-14, equal_nan=True)
+
+
+@pytest.mark.parametrize("given", ["tanh", "elu", ("elu", 0.5), "gelu"], ids=str)
+@pytest.mark.parametrize("algorithm", ["two_stage", "fp16x3"])  # whose kernels call the formulas and inline them
+def test_values_near_0_keep_their_digits(algorithm, given):
+    """Without cancellation: e^x - 1 is x where x is small, and the error of gelu is one of its result."""
+    values = torch.logspace(-37, 0.6, 998, dtype=torch.float64).float().cuda()
+    values = torch.cat([values, -values])
+    if algorithm == "two_stage":
+        found = handed_on(values, algorithm, activation=given)
+    else:  # the products of zeros leave a residual as it is
+        x, weight = torch.zeros(1, 1, 3, len(values), device="cuda"), torch.ones(8, 1, 3, 3, device="cuda")
+        residual = values.reshape(1, 1, 1, -1).repeat(1, 8, 3, 1)
+        options = {"padding": 1, "residual": residual, "activation": given}
+        found = conv2d(x, weight, algorithm=algorithm, **options)[0, :, 1]
+    truth = exact(given, values.double())
+    for out in found:
+        torch.testing.assert_close(out.double(), truth, rtol=2e-6, atol=2**-126)
 
 
 @each_activation
@@ -119,7 +137,7 @@ def test_after_bias_and_residual_in_half_precision(problem, precision, given):
             assert torch.equal(layer(x, residual), out)
 
 
-@pytest.mark.parametrize("given", ["silu", "hardsigmoid", ("leaky_relu", 0.1), "relu6"], ids=str)
+@pytest.mark.parametrize("given", ["silu", "hardsigmoid", ("leaky_relu", 0.1), "relu6", "elu", "tanh", "gelu"], ids=str)
 @pytest.mark.parametrize("with_residual", [False, True])
 @pytest.mark.parametrize("problem", LAYERS, ids=lambda problem: problem.label)
 @pytest.mark.parametrize("algorithm", ["auto", *FP32_ALGORITHMS])

@@ -7,7 +7,7 @@
 
 #include "common/convolution.cuh"
 
-enum ActivationKind { IDENTITY, CLAMP, LEAKY, HARD, HARD_GATE, LOGISTIC, LOGISTIC_GATE };
+enum ActivationKind { IDENTITY, CLAMP, LEAKY, HARD, HARD_GATE, LOGISTIC, LOGISTIC_GATE, ELU, TANH, GELU };
 
 struct Activation {
     int kind;
@@ -31,14 +31,62 @@ __device__ __forceinline__ float clamped(float x, float low, float high) {
 #endif
 }
 
+// 2^x; results below 2^-126 are 0.
+__device__ __forceinline__ float two_to_the(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+}
+
+// 1 / x; results below 2^-126 are 0.
+__device__ __forceinline__ float inverse_of(float x) {
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+    return inverse;
+}
+
 // 1 / (1 + 2^(linear x + cubic x^3)). The error is 4e-7 of the result and, where x is negative, 1e-7 of the exponent.
 // Results below 2^-126 are 0.
 __device__ __forceinline__ float logistic(float x, float linear, float cubic) {
     const float square = fminf(x * x, 1e30f);  // finite, so that 0 times it is 0; a NaN comes back with the factor x
-    float power, inverse;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * fmaf(cubic, square, linear)));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
-    return inverse;
+    return inverse_of(1.0f + two_to_the(x * fmaf(cubic, square, linear)));
+}
+
+// The sum of coefficient i times x^i.
+template <int COUNT>
+__device__ __forceinline__ float polynomial(float x, const float (&coefficients)[COUNT]) {
+    float sum = coefficients[COUNT - 1];
+#pragma unroll
+    for (int i = COUNT - 2; i >= 0; --i) sum = fmaf(sum, x, coefficients[i]);
+    return sum;
+}
+
+// e^x - 1 for x <= 0, with its sign also at 0. The error is 3e-7 of the result. The polynomials here and in `normal` are
+// those of the least relative error.
+__device__ __forceinline__ float exponential_less_1(float x) {
+    const float near = x * polynomial(x, {1.0f, 0.4999986887f, 0.1666438878f, 0.0415365249f, 0.0080026174f,
+                                          0.0009934528f});
+    return x > -0.8f ? near : two_to_the(x * 1.4426950409f) - 1.0f;
+}
+
+// The hyperbolic tangent. The error is 5e-7 of the result.
+__device__ __forceinline__ float tangent(float x) {
+    const float less = exponential_less_1(-2.0f * fabsf(x));
+    return copysignf(less * inverse_of(less + 2.0f), x);
+}
+
+// (1 + erf(x / sqrt(2))) / 2, the share of the normal distribution below x. The error is 1e-7 and, where x is negative,
+// 3e-7 of the result and 1e-7 of the exponent x^2: the sum of torch's formula would cancel there.
+__device__ __forceinline__ float normal(float x) {
+    const float square = x * x;
+    const float near = fmaf(x, polynomial(square, {0.3989422619f, -0.0664898753f, 0.0099705933f, -0.0011808468f,
+                                                   0.0001088952f, -6.2732584e-6f}), 0.5f);
+    // The other tail. Its factor t keeps the sign of 0 where x is large.
+    const float t = inverse_of(fmaf(fabsf(x), 0.41f, 1.0f));
+    const float tail = two_to_the(square * -0.7213475204f) * t *
+                       polynomial(t, {0.1635815948f, 0.1631749421f, 0.1402485371f, 0.0570429638f, 0.0924614891f,
+                                      -0.1920875758f, 0.0762179866f});
+    return fabsf(x) < 1.4f ? near : x < 0.0f ? tail : 1.0f - tail;
 }
 
 // x where it is a gate, and 1 elsewhere: without a condition, for which the compiler would make two loops.
@@ -74,9 +122,31 @@ __device__ COMPUTED Eight computed(Eight x, int kind, float first, float second)
 #pragma unroll
         for (int i = 0; i < 8; ++i)
             x.of[i] = factor(x.of[i]) * (clamped(x.of[i] + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f));
-    } else {
+    } else if (kind <= LOGISTIC_GATE) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) x.of[i] = factor(x.of[i]) * logistic(x.of[i], first, second);
+    } else {
+        // Long formulas, PAIR values at a time: for all at once the compiler would take more registers than callers have,
+        // and where this is inlined the code would be long.
+        constexpr int PAIR = 2;
+#pragma unroll 1
+        for (int done = 0; done < 8; done += PAIR) {
+            if (kind == ELU) {
+#pragma unroll
+                for (int i = 0; i < PAIR; ++i)
+                    x.of[i] = x.of[i] > 0.0f ? x.of[i] : first * exponential_less_1(x.of[i]);
+            } else if (kind == TANH) {
+#pragma unroll
+                for (int i = 0; i < PAIR; ++i) x.of[i] = tangent(x.of[i]);
+            } else {
+#pragma unroll
+                for (int i = 0; i < PAIR; ++i) x.of[i] *= normal(x.of[i]);
+            }
+            Eight turned;  // so that the loop finds the next ones in the same registers
+#pragma unroll
+            for (int i = 0; i < 8; ++i) turned.of[i] = x.of[(i + PAIR) % 8];
+            x = turned;
+        }
     }
     return x;
 }

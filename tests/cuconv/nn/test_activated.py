@@ -23,6 +23,10 @@ ACTIVATIONS = {  # by the name in the report: what computes it
     "hardtanh(-1.0, 1.0)": [F.hardtanh, F.hardtanh_],
     "hardtanh(-0.5, 2.0)": [lambda x: x.clamp(-0.5, 2), lambda x: x.clamp_(-0.5, 2)],
     "hardtanh(-inf, 0.5)": [lambda x: x.clamp_max(0.5), lambda x: x.clamp(max=0.5)],
+    "tanh": [torch.tanh, torch.tanh_, nn.Tanh()],
+    "elu(1.0)": [F.elu, F.elu_],
+    "elu(0.5)": [nn.ELU(0.5, inplace=True)],
+    "gelu": [F.gelu, nn.GELU()],
     "gelu_tanh": [lambda x: F.gelu(x, approximate="tanh"), nn.GELU("tanh")],
 }
 
@@ -47,10 +51,11 @@ def test_activations_are_folded_and_named(on_a_gpu, name, function, residual):
 @pytest.mark.parametrize(
     "function",
     {
-        "exact GELU": F.gelu,
+        "SELU": F.selu,
+        "CELU": lambda x: F.celu(x, 0.5),
         "a bound that is a tensor": lambda x: x.clamp(max=x.mean()),
         "a least output above the largest": lambda x: x.clamp(2.0, 1.0),
-        "after another": lambda x: F.silu(torch.tanh(x)),
+        "after another": lambda x: F.silu(F.softplus(x)),
     }.items(),
     ids=lambda item: item[0],
 )

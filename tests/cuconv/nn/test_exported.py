@@ -31,6 +31,37 @@ def test_activations_are_arguments_of_the_operator(on_a_gpu, given):
     assert [call["activation"] for call in on_a_gpu] == [str(activation_of(given))]
 
 
+def eegnet():
+    """Layers of EEGNet, from 6 electrodes and 64 samples to 2 classes: in time, across electrodes, and separable."""
+    across = [nn.Conv2d(8, 16, (6, 1), groups=8, bias=False), nn.BatchNorm2d(16), nn.ELU(), nn.AvgPool2d((1, 4))]
+    in_time = [nn.Conv2d(16, 16, (1, 16), padding=(0, 8), groups=16, bias=False), nn.Conv2d(16, 16, 1, bias=False)]
+    last = [nn.BatchNorm2d(16), nn.ELU(0.5), nn.AvgPool2d((1, 8)), nn.Flatten(), nn.Linear(32, 2)]
+    first = [nn.Conv2d(1, 8, (1, 32), padding="same", bias=False), nn.BatchNorm2d(8)]
+    return nn.Sequential(*first, *across, *in_time, *last)
+
+
+def to_images():
+    """A decoder that ends in tanh behind a transposed convolution."""
+    return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.GELU(), nn.ConvTranspose2d(8, 3, 4, 2, 1), nn.Tanh())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [(eegnet, ["none", "elu(1.0)", "none", "elu(0.5)"]), (to_images, ["gelu", "tanh"])],
+)
+def test_models_with_elu_and_tanh(on_a_gpu, make, names):
+    torch.manual_seed(4)
+    model, x = make(), torch.randn(2, 1, 6, 64)
+    model(3 * torch.randn(8, 1, 6, 64) + 1)  # statistics of batch norms that are not 0 and 1
+    program = cuconv.nn.fold(torch.export.export(model.eval(), (x,)))
+    assert close(saved(program).module()(x), model(x)) and [call["activation"] for call in on_a_gpu] == names
+    on_a_gpu.clear()
+    converted, report = cuconv.nn.convert(model, x)
+    folded = [("batch norm", "elu(1.0)"), ("batch norm", "elu(0.5)")] if make is eegnet else [("gelu",), ("tanh",)]
+    assert close(converted(x), model(x)) and [row.folded for row in report.rows if row.folded][-2:] == folded
+
+
 class Counting(nn.Module):
     """A residual block between convolutions, whose buffer counts the calls."""
 

@@ -32,7 +32,7 @@ def test_it_computes_what_torch_computes(on_a_gpu, geometry, activation):
     assert on_a_gpu == [{"kind": "plain", "activation": name, "residual": True, "precision": "fp32"}]
 
 
-@pytest.mark.parametrize("activation", [("none", []), ("relu", []), ("gelu_tanh", []), ("leaky_relu", [0.2])])
+@pytest.mark.parametrize("activation", [("none", []), ("relu", []), ("tanh", []), ("elu", [0.5])])
 def test_it_passes_torchs_checks_of_an_operator(activation):
     x, weight, bias = (tensor.requires_grad_() for tensor in operands())
     residual = torch.randn(2, 12, 5, 6, requires_grad=True)
@@ -131,7 +131,7 @@ def test_a_residual_larger_than_the_output_has_a_gradient(on_a_gpu):
     )
 
 
-@pytest.mark.parametrize("given", ["relu", "silu", "gelu_tanh", ("leaky_relu", 0.2)], ids=str)
+@pytest.mark.parametrize("given", ["relu", "silu", "gelu", "tanh", ("elu", 0.5), ("leaky_relu", 0.2)], ids=str)
 def test_second_derivatives(given):
     operands_ = [torch.randn(s, dtype=torch.double, requires_grad=True) for s in ((1, 2, 4, 4), (2, 2, 3, 3), (2,))]
     assert torch.autograd.gradgradcheck(lambda *a: cuconv.nn.conv2d(*a, activation=given), operands_)
