@@ -38,7 +38,7 @@ from harness.report.algorithms import errors_table
 from harness.report.api import api_table
 from harness.report.choice import algorithm_table, choice_table, invariance_table, named
 from harness.report.devices import devices_table, reference
-from harness.report.drawn import RANDOM, drawn_table
+from harness.report.drawn import RANDOM, drawn_table, speedups
 from harness.report.figure_index import figures_table
 from harness.report.front import front_table
 from harness.report.half import half_table, in_channels_last
@@ -181,8 +181,11 @@ def _random(results: Results, plots: str) -> str:
     table = drawn_table(other) if other else ""
     if other is None or not table:
         return f"The sweep {RANDOM} was not measured on {results.device}."
-    figure = f"[Figure]({plots}/{other.device}/{RANDOM}/planes.png): every case in FP32, by plane and filter size."
-    return "\n\n".join([table, figure, _measured(other)])
+    parts = [table]
+    if len(speedups(other, FP32)):  # the figure has no other precision
+        path = f"{plots}/{other.device}/{RANDOM}/planes.png"
+        parts.append(f"[Figure]({path}): every case in FP32, by plane and filter size.")
+    return "\n\n".join([*parts, _measured(other)])
 
 
 def _channels_last(found: Sequence[Results]) -> str:

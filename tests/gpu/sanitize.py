@@ -127,16 +127,18 @@ def slice_elements(problem: ConvProblem) -> int:
     return ((p.n - 1) * channels + p.m) * p.out_pixels
 
 
-def _launches(tool: str, number: int, job: Job) -> list[Sequence[Launch]]:
-    """The launches of a job, in sequences of which each waits for the one before.
-
-    They are with a residual where the job's number is odd, with prepared weights where 3 divides it, and write to a
-    slice where 5 does.
-    """
-    name, algorithm, problem, config = job
+def _options(number: int, job: Job) -> CallOptions:
+    """The options of a job: a slice as output where 5 divides its number, or else a residual where that is odd."""
+    _, algorithm, problem, _ = job
     sliced = number % 5 == 0 and algorithm.writes_slices
-    plan, channels = LaunchPlan(name, config), slice_channels(problem) if sliced else None
-    options = CallOptions(activation=RELU, residual=number % 2 == 1 and not sliced, output_channels=channels)
+    channels = slice_channels(problem) if sliced else None
+    return CallOptions(activation=RELU, residual=number % 2 == 1 and not sliced, output_channels=channels)
+
+
+def _launches(tool: str, number: int, job: Job) -> list[Sequence[Launch]]:
+    """The launches of a job, in sequences of which each waits for the one before; by threes with prepared weights."""
+    name, algorithm, problem, config = job
+    plan, options = LaunchPlan(name, config), _options(number, job)
     once = algorithm.packing_launch(problem, config, options)
     if once is None or number % 3:
         sequences: list[Sequence[Launch]] = [launches_of(plan, problem, options)]
@@ -167,13 +169,14 @@ def _launch_all(tool: str, algorithms: list[str]) -> None:
     random = numpy.random.default_rng(0)
     for number, job in enumerate(_jobs(tool, algorithms, device)):
         name, algorithm, problem, config = job
+        options = _options(number, job)
         print(f"on {name} {config} of {problem.label} in {problem.precision}", flush=True)
         element = cupy.float16 if problem.is_half else cupy.float32  # FP16 stands in for BF16, which CuPy lacks
         shapes = (problem.input_shape, problem.weight_shape)
         input, weight = (cupy.asarray(random.standard_normal(shape)).astype(element) for shape in shapes)
         bias, output = cupy.ones(problem.m, element), cupy.empty(problem.output_shape, element)
-        residual = cupy.ones_like(output)
-        if number % 5 == 0 and algorithm.writes_slices:
+        residual = cupy.ones_like(output) if options.residual else None
+        if options.output_channels is not None:
             output = cupy.empty(slice_elements(problem), element)
         workspace = cupy.empty(max(1, -(-config.workspace_bytes // FLOAT_BYTES)), cupy.float32)
         packing = algorithm.packing(problem, config)
@@ -182,7 +185,8 @@ def _launch_all(tool: str, algorithms: list[str]) -> None:
         arrays = (input, weight, bias, output, workspace, residual, packed, flags)
         for launches in _launches(tool, number, job):
             sequence = LaunchSequence(launches, device.arch, 0)
-            sequence.enqueue(cupy.cuda.get_current_stream().ptr, *(array.data.ptr for array in arrays))
+            addresses = (0 if array is None else array.data.ptr for array in arrays)
+            sequence.enqueue(cupy.cuda.get_current_stream().ptr, *addresses)
             cupy.cuda.runtime.deviceSynchronize()
         count = number + 1
     print(f"launched {count} configurations", flush=True)

@@ -73,9 +73,11 @@ def test_half_precision(channels, size, filters, geometry, dtype):
     for _ in range(2):
         out = OURS[len(size)](x, weight, bias, **geometry)
         assert out.dtype == dtype
-        if channels[1] // geometry.get("groups", 1) % 8 == 0:  # torch computes others, in a memory format of its own
-            assert out.stride() == last_in_memory(out, dtype).stride()
-        assert rel_l2_error(out, truth) <= 1.05 * rel_l2_error(truth.to(dtype), truth) + 1e-6
+        # torch computes other layers, in a memory format of its own, and rounds before it adds the bias.
+        is_ours = channels[1] // geometry.get("groups", 1) % 8 == 0
+        assert out.stride() == last_in_memory(out, dtype).stride() or not is_ours
+        roundings = 1.05 if is_ours else 1.5
+        assert rel_l2_error(out, truth) <= roundings * rel_l2_error(truth.to(dtype), truth) + 1e-6
         cuconv.wait_for_kernels()
 
 

@@ -236,14 +236,15 @@ struct Epilogue {
         const int filter_0 = tile.filter_tile * BF, filters = min(BF, block.s.filters - filter_0);
         float* const to = output + (place.offset(block.s, block.s.output_planes) + filter_0 * (int64)PITCH);
         const Target target = target_of(0, 0);
+        const int start = place.pixel;
 #pragma unroll
         for (int filter = 0; filter < BF; filter += PASS_FILTERS, ++pass) {
-            const int end = min(PASS_FILTERS, filters - filter) * PITCH;
+            const int end = min(PASS_FILTERS, filters - filter) * PITCH;  // below 0 behind the last filter
             const float* const buffer = fill(sum, filter, pass, target, bad);
             Outputs<WRITE_FLOATS> v[MOST];
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
-                const int element = i * WRITERS * WRITE_FLOATS + place.pixel;
+                const int element = i * WRITERS * WRITE_FLOATS + start;
                 v[i] = add_sharers<WRITE_FLOATS>(buffer + (element < end ? element : 0));
             }
 #if RESIDUAL
@@ -251,19 +252,19 @@ struct Epilogue {
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
                 const int at = i * WRITERS * WRITE_FLOATS;
-                more[i] = residual_at<WRITE_FLOATS>(to + (filter * PITCH + at), at + place.pixel < end);
+                more[i] = residual_at<WRITE_FLOATS>(to + (filter * PITCH + at), at + start < end);
             }
 #endif
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
-                const int at = i * WRITERS * WRITE_FLOATS, element = at + place.pixel;
+                const int at = i * WRITERS * WRITE_FLOATS, element = at + start;
                 bad |= complete(v[i], WITH_RESIDUAL(more[i], ) filter_0 + filter, element < end, element);
             }
             activate_completed(v);
 #pragma unroll
             for (int i = 0; i < MOST; ++i) {
                 const int at = i * WRITERS * WRITE_FLOATS;
-                v[i].store(to + (filter * PITCH + at), at + place.pixel < end);
+                v[i].store(to + (filter * PITCH + at), at + start < end);
             }
         }
         return bad;
