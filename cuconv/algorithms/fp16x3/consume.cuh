@@ -165,7 +165,7 @@ struct Consumer {
                 publish(sums);
             } else {
                 if (chunks < g.chunks) accumulate(sums, unit, unit - chunks + g.chunks);
-                write(output, g, from, sums, staging, warpgroup, thread);
+                write(output, PIECES ? shared.geometry : g, from, sums, staging, warpgroup, thread);
             }
         }
     }
