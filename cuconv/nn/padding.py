@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cuconv.core.geometry import same
+from cuconv.core.problem import UnsupportedProblem, shown
 
 Sizes = int | Sequence[int]
 
@@ -35,10 +36,20 @@ def ends(padding: Sequence[Any], axes: int) -> list[tuple[Any, Any]]:
 
 
 def differs(padding: Any, axes: int) -> bool:
-    """Whether a padding has two numbers for an axis, which torch's convolutions do not take."""
+    """Whether a padding has two numbers for an axis, which torch's convolutions do not take.
+
+    Raises UnsupportedProblem for one that has no pair for each axis, or a number below 0.
+    """
     if not isinstance(padding, Sequence) or isinstance(padding, str):
         return False
-    return (axes == 1 and len(padding) == 2) or any(isinstance(one, Sequence) for one in padding)
+    pairs = [padding] if axes == 1 and len(padding) == 2 else padding
+    if not any(isinstance(one, Sequence) for one in pairs):
+        return False
+    if len(pairs) != axes or any(not isinstance(one, Sequence) or len(one) != 2 for one in pairs):
+        raise UnsupportedProblem(f"padding={shown(padding)}: must have a pair, (before, behind), for each axis")
+    if any(type(number) is int and number < 0 for one in pairs for number in one):  # symbols are not compared
+        raise UnsupportedProblem(f"padding={shown(padding)}: padding must be 0 or more")
+    return True
 
 
 def for_operator(padding: Sequence[Any]) -> list[Any]:

@@ -30,15 +30,18 @@ struct Taps {
 // The inputs and outputs of an axis. All numbers are a kernel's arguments: what is computed from them would stay in
 // registers, of which a kernel may have none left.
 struct Axis {
-    int stride, dilation, phases, used;  // phases: of the outputs, dilation / g; used: phases that have a tap
+    int stride, dilation;
+    int output_phases;    // dilation / g
+    int used_tap_phases;  // those that have a tap
 
     // Output number i of a phase.
-    __device__ __forceinline__ int output(int i, int phase) const { return phase + phases * i; }
-    // The input, padding included, that an output reads through the first tap of the first piece, and how much further
-    // on that of another piece is.
+    __device__ __forceinline__ int output(int i, int phase) const { return phase + output_phases * i; }
+    // The input, padding included, that an output reads through tap 0.
     __device__ __forceinline__ int input(int output) const { return stride * output; }
+    // The distance in inputs from tap 0 to the first tap of a piece.
     template <int SIZE>
     __device__ __forceinline__ int shift(int piece) const {
-        return stride * phases * (piece / used * SIZE) + dilation * (piece % used);
+        const int phase = piece % used_tap_phases, in_phase = piece / used_tap_phases * SIZE;
+        return stride * output_phases * in_phase + dilation * phase;
     }
 };

@@ -1,4 +1,7 @@
-"""Filters in pieces, on one axis, whatever the stride and the dilation. pieces.cuh has the formula."""
+"""How one axis of a convolution of any stride and dilation is split into pieces of stride 1.
+
+common/pieces.cuh has the formula.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from cuconv.core.problem import ConvProblem
 
 
 class Axis(NamedTuple):
-    """One axis of a convolution as convolutions of stride 1 without dilation, of inputs that are `step` apart."""
+    """One axis of a convolution, as convolutions of stride 1 without dilation of inputs that are `step` apart."""
 
     kernel: int
     stride: int
@@ -17,22 +20,22 @@ class Axis(NamedTuple):
 
     @property
     def phases(self) -> int:
-        """The phases of the outputs: those of one phase read through the same taps."""
+        """The number of phases of the outputs: outputs i and i + phases are in the same one."""
         return self.dilation // gcd(self.stride, self.dilation)
 
     @property
     def tap_phases(self) -> int:
-        """The phases of the taps: those of one phase read neighbours among the inputs of all outputs of a phase."""
+        """The number of phases of the taps: taps j and j + tap_phases are in the same one."""
         return self.stride // gcd(self.stride, self.dilation)
 
     @property
     def used(self) -> int:
-        """The phases that have a tap."""
+        """The number of phases of the taps that have one."""
         return min(self.tap_phases, self.kernel)
 
     @property
     def step(self) -> int:
-        """The distance of these neighbours."""
+        """The inputs from one output of a phase to the next, and from one tap: lcm(stride, dilation)."""
         return self.phases * self.stride
 
     @property
@@ -41,7 +44,7 @@ class Axis(NamedTuple):
         return ceil(self.kernel / self.tap_phases)
 
     def pieces(self, size: int) -> int:
-        """The pieces of `size` taps of all phases."""
+        """The number of pieces of `size` taps, over all phases of the taps."""
         return ceil(self.taps / size) * self.used
 
 

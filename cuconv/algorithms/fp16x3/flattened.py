@@ -19,7 +19,7 @@ CHANNELS = 16  # a chunk is as deep as a tensor-core instruction
 SLOT = 128  # positions: the unit of a chunk's size in shared memory
 MAX_SLOTS = 9
 MAX_FILTER = 7  # rows and columns of a filter, or of a piece of one
-PIECES = (3, 5, 7)  # rows and columns of the pieces of larger filters
+PIECES = (3, 5, 7)  # taps on an axis of a piece, where a phase has more than MAX_FILTER
 # Positions of a row for which a strip's slots are counted; strips are then as wide as their slots allow. Longer rows
 # have longer halos, which leave less shared memory for stages.
 MAX_PITCH = 63
@@ -67,7 +67,8 @@ def flattened(problem: ConvProblem, cut: Cut | None) -> Flattened:
     (rows, columns), pitch = axes(p), cut.columns + cut.kw - 1
     strips = ceil(ceil(p.out_w / columns.phases) / cut.columns)
     strip_rows = ceil(p.out_h / rows.phases) + cut.kh - 1
-    positions = p.n * rows.phases * columns.phases * strips * strip_rows * pitch
+    phases = min(rows.phases, p.out_h) * min(columns.phases, p.out_w)  # that have an output
+    positions = p.n * phases * strips * strip_rows * pitch
     pieces = rows.pieces(cut.kh) * columns.pieces(cut.kw)
     return Flattened(cut.kh, cut.kw, pitch, strip_rows, strips, positions, pieces * chunks)
 

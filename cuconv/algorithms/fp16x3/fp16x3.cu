@@ -47,7 +47,8 @@
 //
 // Every argument is eight bytes, a pointer or a long long. pitch: positions of a row of an image or a strip, of which it
 // has image_rows; by_X packs the division by X (common/divider.cuh). From strip_columns on, the outputs in a row of a
-// strip, arguments are read with PIECES alone. *_phases and taps_*, Axis::used: common/pieces.cuh.
+// strip, arguments are read with PIECES alone. row_phases, column_phases: phases that have an output. *_phases_h and
+// *_phases_w are those of Axis (common/pieces.cuh).
 
 // In small narrow tiles the registers have room for more sums, and one wgmma multiplies by both parts of the weights.
 // The bound is MAX_SIDE_BY_SIDE of fp16x3.py.
@@ -60,7 +61,8 @@
 #include "common/weight_packing.cuh"
 
 constexpr int CONSUMER_REGISTERS = 152, PRODUCER_REGISTERS = 104;
-constexpr bool FEW_SUMS = PIECES && (SIDE_BY_SIDE ? 4 : 2) * SUMS <= 64;  // all roles keep the registers that they have
+// So few sums and products that no role needs more than 128 registers a thread, with which a block starts.
+constexpr bool FEW_SUMS = PIECES && (SIDE_BY_SIDE ? 4 : 2) * SUMS <= 64;
 static_assert(IN_STAGES * INPUT_STAGE + WEIGHT_STAGES * ROW_BYTES + 2 * STAGING * 4 == SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -70,8 +72,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
            int64 out_w, int64 activation, int64 numbers, int64 output_planes, int64 pitch, int64 image_rows,
            int64 by_pitch, int64 by_image_rows, int64 strip_columns, int64 strips, int64 row_phases,
            int64 column_phases, int64 by_strips, int64 by_row_phases, int64 by_column_phases, int64 pieces,
-           int64 pieces_in_row, int64 taps_h, int64 taps_w, int64 stride_h, int64 stride_w, int64 dilation_h,
-           int64 dilation_w RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
+           int64 pieces_in_row, int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w,
+           int64 output_phases_h, int64 output_phases_w, int64 used_tap_phases_h,
+           int64 used_tap_phases_w RESIDUAL_ARGUMENT PREPARED_ARGUMENTS) {
     launch_dependents();
     extern __shared__ __align__(128) char dynamic[];  // input stages, weight stages, staging
     __shared__ Shared shared;
@@ -86,8 +89,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if PIECES
     g.p.kernel_h = kernel_h, g.p.kernel_w = kernel_w;
     g.p.geometry = {(int)stride_h, (int)stride_w, (int)dilation_h, (int)dilation_w, 1};
-    g.rows = {(int)stride_h, (int)dilation_h, (int)row_phases, (int)taps_h};
-    g.columns = {(int)stride_w, (int)dilation_w, (int)column_phases, (int)taps_w};
+    g.rows = {(int)stride_h, (int)dilation_h, (int)output_phases_h, (int)used_tap_phases_h};
+    g.columns = {(int)stride_w, (int)dilation_w, (int)output_phases_w, (int)used_tap_phases_w};
     g.strip_columns = strip_columns, g.by_strips = Divider(strips, by_strips);
     g.by_row_phases = Divider(row_phases, by_row_phases);
     g.by_column_phases = Divider(column_phases, by_column_phases);

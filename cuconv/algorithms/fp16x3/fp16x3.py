@@ -61,7 +61,7 @@ SECTOR_FLOATS = 8  # of a sector of the L2 cache
 FLAG_BYTES = CONSUMERS * 4  # a block's flags
 MAX_SIDE_BY_SIDE = 32 * 256  # sums of a narrow tile in FP32 whose weights have their parts side by side
 # Bounds of the static shared memory.
-BARRIER_BYTES = 2048  # mbarriers, scales and maxima
+BARRIER_BYTES = 2048  # mbarriers, scales, maxima, and the geometry
 SOURCE_BYTES = 2 * SLOT * 4  # where a slot's positions lie in the input
 RESCALE_BYTES = CONSUMERS * 4 * FLOAT_BYTES  # four buffers of factors for a narrow tile's filter
 
@@ -79,7 +79,7 @@ class Costs(WeightPackingCosts):
     chunk: float = constant("a block's time for a chunk of channels, whatever its size")
     piece: float = constant("added to a chunk of a piece of the filter")
     fetch: float = constant("the producers' time to load and decompose 2**11 elements")
-    scatter: float = constant("the same for elements of a row that are no neighbours, in addition, of each sector")
+    scatter: float = constant("the same, in addition, for each further sector of L2 that eight neighbours touch")
     multiply: float = constant("the consumers' time for 2**18 FP32 multiply-adds")
     narrow: float = constant("the same, in addition, for a chain of products of a narrow tile")
     write: float = constant("a block's time to write 2**14 outputs")
@@ -165,8 +165,9 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
         chunks, tiles = flat.chunks, _tiles(problem, flat, tile)
         times = _times(tile, config.slots, flat.kh, flat.kw, config.products, costs)
         if config.cut:
-            scattered = costs.scatter / costs.fetch * (min(axes(problem)[1].step, SECTOR_FLOATS) - 1)
-            times = times._replace(chunk=times.chunk + costs.piece, fetch=times.fetch * (1 + scattered))
+            further = min(axes(problem)[1].step, SECTOR_FLOATS) - 1
+            fetch_us = times.fetch * (1 + costs.scatter / costs.fetch * further)
+            times = times._replace(chunk=times.chunk + costs.piece, fetch=fetch_us)
         block_chunks, block_tiles = ceil(tiles * chunks / config.blocks), ceil(tiles / config.blocks)
         work_us = times.block_us(block_chunks, block_tiles, blocks_per_tile(tiles, chunks, config.blocks))
         packing_us = self.packing(problem, config).predicted_us(problem, costs)
@@ -214,10 +215,10 @@ def _flattening(problem: ConvProblem, cut: Cut | None) -> tuple[int, ...]:
     p, flat, (rows, columns) = problem, flattened(problem, cut), axes(problem)
     sizes = (flat.pitch, flat.rows, packed_divisor(flat.pitch), packed_divisor(flat.rows))
     if cut is None:
-        return (*sizes, *[0] * 15)
-    counts = (flat.strips, rows.phases, columns.phases)
-    pieces = (rows.pieces(cut.kh) * columns.pieces(cut.kw), columns.pieces(cut.kw), rows.used, columns.used)
-    steps = (p.stride_h, p.stride_w, p.dilation_h, p.dilation_w)
+        return (*sizes, *[0] * 17)
+    counts = (flat.strips, min(rows.phases, p.out_h), min(columns.phases, p.out_w))
+    pieces = (rows.pieces(cut.kh) * columns.pieces(cut.kw), columns.pieces(cut.kw))
+    steps = (p.stride_h, p.stride_w, p.dilation_h, p.dilation_w, rows.phases, columns.phases, rows.used, columns.used)
     return (*sizes, cut.columns, *counts, *map(packed_divisor, counts), *pieces, *steps)
 
 
@@ -228,7 +229,9 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     if p.groups > 1:
         raise UnsupportedProblem(f"{p.label}: fp16x3 computes one group only")
     if _has_single_taps(p):
-        raise UnsupportedProblem(f"{p.label}: fp16x3 is for filters that are larger than 1x1 and than the stride")
+        raise UnsupportedProblem(
+            f"{p.label}: fp16x3 needs a filter larger than stride / gcd(stride, dilation) on an axis"
+        )
     sizes = [
         ("input bytes", FLOAT_BYTES * p.n * p.c * p.h * p.w, MAX_INPUT_BYTES),
         ("weights", p.m * p.c * p.filter_area, MAX_INDEX),

@@ -243,8 +243,8 @@ struct Producer {
             if (range.wants_scale()) {
                 const WorkUnit now(unit, g);
                 unsigned(&suspects)[WARPGROUP / 32] = shared.maxima[group][buffer];
-                used = convert_again(shared.geometry, input, channel_scales(now), to, shared.maxima[group][buffer ^ 1], suspects,
-                                     now.spatial_tile, chunk);
+                used = convert_again(shared.geometry, input, channel_scales(now), to,
+                                     shared.maxima[group][buffer ^ 1], suspects, now.spatial_tile, chunk);
                 if (used != ZERO_EXPONENT) exponent = used;
                 if (thread < CHANNELS) next_scales[thread] = next_scale * power_of_two(exponent);
                 barrier();

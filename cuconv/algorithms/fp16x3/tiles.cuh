@@ -23,7 +23,8 @@ typedef float Chain[SIDE_BY_SIDE ? 3 * SUMS : SUMS];  // the products of a chain
 //
 // PIECES: an image is cut into strips of columns. Each strip is flattened on its own, and shares no padding. The chunks
 // of the filter's first piece, 16 channels each, come first, then those of the second, and so on. The input of a chunk
-// is shifted by the place of its piece in the filter. With a dilation each strip has the outputs of one phase.
+// is shifted by the place of its piece in the filter. With a dilation each strip has the outputs of one phase
+// (common/pieces.cuh).
 struct Geometry {
     Problem p;
     int images, out_h, pitch, chunks, filter_tiles, units;
@@ -65,7 +66,7 @@ struct Geometry {
 #endif
         return chunk * CHANNELS;
     }
-    // Where the input of a piece's first tap lies, beside that of an output at row and column 0.
+    // The row and column of the image that output (0, 0) reads through a piece's first tap; below 0 in the padding.
     struct Shift {
         int y, x;
     };

@@ -118,13 +118,16 @@ def meanings(p, config, launch, options):
         found["blocks"] = config.blocks if getattr(config, "tail_split_k", 2) > 1 else 0
     if launch.kernel == "fp16x3":
         flat, cut, (rows, columns) = flattened(p, config.cut), config.cut, axes(p)
-        of_pieces = {"strips": flat.strips, "row_phases": rows.phases, "column_phases": columns.phases}
+        of_pieces = {"strips": flat.strips}
+        of_pieces |= {"row_phases": min(rows.phases, p.out_h), "column_phases": min(columns.phases, p.out_w)}
         divisors = {"pitch": flat.pitch, "image_rows": flat.rows} | of_pieces
         found |= divisors | {f"by_{name}": packed_divisor(divisor) for name, divisor in divisors.items()}
-        found |= {"taps_h": rows.used, "taps_w": columns.used, "strip_columns": cut and cut.columns}
+        steps = {"output_phases_h": rows.phases, "output_phases_w": columns.phases}
+        steps |= {"used_tap_phases_h": rows.used, "used_tap_phases_w": columns.used}
+        found |= steps | {"strip_columns": cut and cut.columns}
         found |= {"pieces_in_row": cut and columns.pieces(cut.kw)}
         found |= {"pieces": cut and rows.pieces(cut.kh) * columns.pieces(cut.kw)}
-        unread = {"pieces", "pieces_in_row", "taps_h", "taps_w", "strip_columns", *of_pieces}
+        unread = {"pieces", "pieces_in_row", "strip_columns", *steps, *of_pieces}
         unread |= {f"by_{name}" for name in of_pieces} | {"stride_h", "stride_w", "dilation_h", "dilation_w"}
         found |= {} if cut else dict.fromkeys(unread, 0)
     if launch.kernel == "tf32x3_wgmma":

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import cuconv.nn
+from cuconv import UnsupportedProblem
 from cuconv.nn import operator
 from tests.cuconv.nn.models import close, operands
 from tests.cuconv.nn.zoo.entries import Model
@@ -96,6 +97,20 @@ def test_what_torch_refuses_is_refused(on_a_gpu, padding):
         with pytest.raises(RuntimeError):
             convolve(*operands(), padding=padding)
     assert on_a_gpu == []
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    "padding", [((1, 2, 3), (4, 5, 6)), ((1, 2),), (1, (2, 3)), ((1,), (2,)), ((-1, 0), (0, 0))], ids=str
+)
+def test_pairs_are_one_for_each_axis_and_not_below_0(request, device, padding):
+    if device == "gpu":
+        request.getfixturevalue("on_a_gpu")
+    with pytest.raises(UnsupportedProblem):
+        cuconv.nn.conv2d(*operands(), padding=padding)
+    x, weight, bias = operands()
+    with pytest.raises(UnsupportedProblem):
+        cuconv.nn.conv1d(x[:, :, 0].contiguous(), weight[:, :, 0].contiguous(), bias, padding=(-1, 0))
 
 
 def test_signals(launched):
