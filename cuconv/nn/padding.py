@@ -90,7 +90,7 @@ def in_numbers(weight: Tensor, stride: Any, padding: Any, dilation: Any) -> list
     """A padding for each axis of a weight, also one that is given by its name; None for one that torch refuses."""
     axes = weight.dim() - 2
     if not isinstance(padding, str):
-        found = each(padding, axes)
+        found = [*padding] if differs(padding, axes) else each(padding, axes)
         return found if len(found) == axes else None
     if padding == "valid":
         return [0] * axes

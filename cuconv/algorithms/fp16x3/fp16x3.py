@@ -230,7 +230,7 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
         raise UnsupportedProblem(f"{p.label}: fp16x3 computes one group only")
     if _has_single_taps(p):
         raise UnsupportedProblem(
-            f"{p.label}: fp16x3 needs a filter larger than stride / gcd(stride, dilation) on an axis"
+            f"{p.label}: fp16x3 needs a filter larger than 1x1, and than stride / gcd(stride, dilation) on an axis"
         )
     sizes = [
         ("input bytes", FLOAT_BYTES * p.n * p.c * p.h * p.w, MAX_INPUT_BYTES),
