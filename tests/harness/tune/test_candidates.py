@@ -110,7 +110,7 @@ def test_the_kernels_that_are_measured_are_compiled_once_before(toys, on_the_cpu
 
 
 def test_a_case_that_no_algorithm_computes_is_passed_over(on_the_cpu, tmp_path):
-    """In TF32 this is a filter of more rows than tf32x3 computes, with groups: fp16x3 takes one, direct is FP32 only."""
+    """In TF32 this is a filter of more rows than tf32x3 computes, with groups, which fp16x3 does not compute."""
     layer = Layer(("user",), ("large",), 40, 40, 3, 9, 33, 0, 2, 1, 3, 33, 0)
     assert measure(tmp_path / "candidates.csv.gz", [Case(layer, 1)], precision="tf32") == 0
     assert len(candidates.read(tmp_path / "candidates.csv.gz")) == 0
