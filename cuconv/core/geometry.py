@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from cuconv.core.problem import ConvProblem, UnsupportedProblem, shown, whole_nu
 Pairs = tuple[tuple[int, int], tuple[int, int]]
 """((above, below), (left, right)) of an image."""
 Padding = int | str | tuple[int, int] | Pairs
-"""What conv2d takes as padding."""
+"""A padding as conv2d takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ class Geometry:
     def _pads(self, kh: int, kw: int) -> Pairs:
         """The rows and columns of zeros at both ends of each axis."""
         if not isinstance(self.padding, str):
-            return ends(zeros("padding", self.padding))
+            rows, columns = ends(zeros("padding", self.padding), 2)
+            return rows, columns
         if self.padding == "valid":
             return (0, 0), (0, 0)
         if self.padding != "same":
@@ -86,10 +88,14 @@ def zeros(name: str, value: Any) -> tuple[int, int] | Pairs:
     return (top, left) if (top, left) == (bottom, right) else ((top, bottom), (left, right))
 
 
-def ends(padding: tuple[int, int] | Pairs) -> Pairs:
-    """A padding in numbers as ((above, below), (left, right))."""
-    rows, columns = (axis if isinstance(axis, tuple) else (axis, axis) for axis in padding)
-    return rows, columns
+def ends(padding: Sequence[Any], axes: int) -> list[tuple[Any, Any]]:
+    """The zeros (before, behind) of each axis.
+
+    padding: a number or a pair for each axis, or two numbers for each axis. Numbers may be symbols.
+    """
+    if len(padding) == 2 * axes:
+        return list(zip(padding[::2], padding[1::2], strict=True))
+    return [(one[0], one[1]) if isinstance(one, Sequence) else (one, one) for one in padding]
 
 
 def pair(name: str, value: Any) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from cuconv.core.problem import FP32
 from cuconv.nn import fusions
 from cuconv.nn.folded import compiled, constant_graph
 from cuconv.nn.operator import check_precision
-from cuconv.nn.padding import evenly_padded
+from cuconv.nn.padding import in_numbers, padded
 from cuconv.nn.pooling import fold_pools
 from cuconv.nn.rows import keep_rows
 from cuconv.nn.traced import BATCH_NORM
@@ -109,10 +109,10 @@ def _convolved_by_words(
     dilation: Any = (1,),
     groups: int = 1,
 ) -> Any:
-    padded = evenly_padded(input, weight, stride, padding, dilation)
-    if padded is None:
+    pads = in_numbers(weight, stride, padding, dilation)
+    if pads is None:
         return NotImplemented
-    input, pads = padded
+    input, pads = padded(input, pads, weight.dim() - 2)
     return _convolved(input, weight, bias, stride, pads, dilation, groups)
 
 

@@ -23,13 +23,13 @@ from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 import cuconv
 from cuconv.call import NotReady
 from cuconv.core.activation import NONE, RELU, Activated, Activation, activation_of, named
-from cuconv.core.geometry import Geometry
+from cuconv.core.geometry import Geometry, ends
 from cuconv.core.problem import FP32, PRECISIONS, UnsupportedProblem
 from cuconv.device import UnsupportedDevice, device_spec
 from cuconv.nn.activated import activated
 from cuconv.nn.dispatch import by_torch_in_fp32, convolutions_by
 from cuconv.nn.formats import TYPES, empty, is_laid_out, laid_out, precision_of
-from cuconv.nn.padding import convolved, each, ends, for_operator, in_numbers, in_pairs, padded, unpadded
+from cuconv.nn.padding import convolved, each, for_operator, in_numbers, in_pairs, padded, unpadded
 from cuconv.precompile import PlannedCall
 from cuconv.select import READY
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from cuconv.core.geometry import same
+from cuconv.core.geometry import ends, same
 from cuconv.core.problem import UnsupportedProblem, shown
 
 Sizes = int | Sequence[int]
@@ -23,16 +23,6 @@ def each(value: Any, axes: int) -> list[Any]:
     if not isinstance(value, Sequence):
         return [value] * axes
     return [*value] * axes if len(value) == 1 else [*value]
-
-
-def ends(padding: Sequence[Any], axes: int) -> list[tuple[Any, Any]]:
-    """The zeros (before, behind) of each axis.
-
-    padding: a number or a pair for each axis, or two numbers for each axis.
-    """
-    if len(padding) == 2 * axes:
-        return list(zip(padding[::2], padding[1::2], strict=True))
-    return [(one[0], one[1]) if isinstance(one, Sequence) else (one, one) for one in padding]
 
 
 def differs(padding: Any, axes: int) -> bool:
@@ -100,18 +90,3 @@ def in_numbers(weight: Tensor, stride: Any, padding: Any, dilation: Any) -> list
     if any(count % 2 for count in counts):
         return [same(count) for count in counts]
     return [count // 2 for count in counts]
-
-
-def evenly_padded(
-    input: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any
-) -> tuple[Tensor, list[Any]] | None:
-    """An input, and the zeros on each side of each of its axes; None where torch refuses a padding by its name.
-
-    Where "same" asks for an odd number of zeros, the last one is part of the input, which is a copy then, as in torch.
-    """
-    found = in_numbers(weight, stride, padding, dilation)
-    if found is None:
-        return None
-    zeros = ends(found, weight.dim() - 2)
-    more = [one for before, behind in reversed(zeros) for one in (0, behind - before)]
-    return F.pad(input, more) if any(more) else input, [before for before, _ in zeros]

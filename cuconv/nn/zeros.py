@@ -1,6 +1,7 @@
 """Zeros that a graph puts around the input of a convolution become the convolution's own padding, without a copy.
 
-Such are the stride-2 convolutions of autoencoders and of models from TensorFlow, and causal convolutions of signals.
+Autoencoders and models from TensorFlow have them ahead of convolutions of stride 2, and causal models of signals ahead
+of all.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from cuconv.core.geometry import Pairs, zeros
+from cuconv.core.geometry import Pairs, ends, zeros
 from cuconv.core.problem import UnsupportedProblem
 from cuconv.nn.formats import as_row
 from cuconv.nn.limits import check_half
 from cuconv.nn.nodes import Node, laid_out_node, only_user
 from cuconv.nn.operator import CONV2D
-from cuconv.nn.padding import ends, for_operator
+from cuconv.nn.padding import for_operator
 
 aten = torch.ops.aten
 
