@@ -40,7 +40,7 @@ class Flattened(NamedTuple):
     pitch      positions of a row
     rows       of an image or a strip, with the padding that it does not share
     strips     of the outputs of one phase
-    positions  those of all images
+    positions  those of all images, up to the last output: what follows it are zeros
     chunks     of channels, for all pieces
     """
 
@@ -63,14 +63,21 @@ def flattened(problem: ConvProblem, cut: Cut | None) -> Flattened:
     p, chunks = problem, ceil(problem.c / CHANNELS)
     if cut is None:
         pitch = p.w + p.pad_w  # the padding on the right of a row is that on the left of the next
-        return Flattened(p.kh, p.kw, pitch, p.h + p.pad_h, 1, p.n * (p.h + p.pad_h) * pitch, chunks)
+        positions = _positions(p.n, p.h + p.pad_h, pitch, p.out_h, p.out_w)
+        return Flattened(p.kh, p.kw, pitch, p.h + p.pad_h, 1, positions, chunks)
     (rows, columns), pitch = axes(p), cut.columns + cut.kw - 1
     strips = ceil(ceil(p.out_w / columns.phases) / cut.columns)
-    strip_rows = ceil(p.out_h / rows.phases) + cut.kh - 1
+    out_rows = ceil(p.out_h / rows.phases)
+    strip_rows = out_rows + cut.kh - 1
     phases = min(rows.phases, p.out_h) * min(columns.phases, p.out_w)  # that have an output
-    positions = p.n * phases * strips * strip_rows * pitch
+    positions = _positions(p.n * phases * strips, strip_rows, pitch, out_rows, cut.columns)
     pieces = rows.pieces(cut.kh) * columns.pieces(cut.kw)
     return Flattened(cut.kh, cut.kw, pitch, strip_rows, strips, positions, pieces * chunks)
+
+
+def _positions(stretches: int, rows: int, pitch: int, out_rows: int, out_columns: int) -> int:
+    """The positions of images, or strips, up to the last output of the last one."""
+    return ((stretches - 1) * rows + out_rows - 1) * pitch + out_columns
 
 
 def is_whole(problem: ConvProblem) -> bool:

@@ -45,10 +45,10 @@
 // RESIDUAL        1 where there is a tensor to add before the activation (common/geometry.cuh)
 // PREPARED        1 where the weights have been packed by an earlier launch (common/geometry.cuh)
 //
-// Every argument is eight bytes, a pointer or a long long. pitch: positions of a row of an image or a strip, of which it
-// has image_rows; by_X packs the division by X (common/divider.cuh). From strip_columns on, the outputs in a row of a
-// strip, arguments are read with PIECES alone. row_phases, column_phases: phases that have an output. *_phases_h and
-// *_phases_w are those of Axis (common/pieces.cuh).
+// Every argument is eight bytes, a pointer or a long long. spatial_tiles: tiles of positions up to the last output.
+// pitch: positions of a row of an image or a strip, of which it has image_rows; by_X packs the division by X
+// (common/divider.cuh). From strip_columns on, the outputs in a row of a strip, arguments are read with PIECES alone.
+// row_phases, column_phases: phases that have an output. *_phases_h and *_phases_w are those of Axis (common/pieces.cuh).
 
 // In small narrow tiles the registers have room for more sums, and one wgmma multiplies by both parts of the weights.
 // The bound is MAX_SIDE_BY_SIDE of fp16x3.py.
@@ -69,8 +69,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp16x3(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
            float* __restrict__ output, void* __restrict__ memory, int64 images, int64 channels, int64 height,
            int64 width, int64 filters, int64 kernel_h, int64 kernel_w, int64 pad_h, int64 pad_w, int64 out_h,
-           int64 out_w, int64 activation, int64 numbers, int64 output_planes, int64 pitch, int64 image_rows,
-           int64 by_pitch, int64 by_image_rows, int64 strip_columns, int64 strips, int64 row_phases,
+           int64 out_w, int64 activation, int64 numbers, int64 output_planes, int64 spatial_tiles, int64 pitch,
+           int64 image_rows, int64 by_pitch, int64 by_image_rows, int64 strip_columns, int64 strips, int64 row_phases,
            int64 column_phases, int64 by_strips, int64 by_row_phases, int64 by_column_phases, int64 pieces,
            int64 pieces_in_row, int64 stride_h, int64 stride_w, int64 dilation_h, int64 dilation_w,
            int64 output_phases_h, int64 output_phases_w, int64 used_tap_phases_h,
@@ -95,11 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     g.by_row_phases = Divider(row_phases, by_row_phases);
     g.by_column_phases = Divider(column_phases, by_column_phases);
     g.pieces_in_row = pieces_in_row, g.channel_chunks = g.chunks, g.chunks *= (int)pieces;
-    const int stretches = g.images * (int)row_phases * (int)column_phases * (int)strips;
-#else
-    const int stretches = g.images;
 #endif
-    g.units = (stretches * (int)image_rows * g.pitch + BP - 1) / BP * g.filter_tiles * g.chunks;
+    g.units = (int)spatial_tiles * g.filter_tiles * g.chunks;
     const Workspace workspace(Memory{memory WITH_PREPARED(, packed, flags)}, (int64)g.filter_tiles * g.chunks, gridDim.x);
     char* const weight_stages = dynamic + IN_STAGES * INPUT_STAGE;
     float* const staging = reinterpret_cast<float*>(weight_stages + WEIGHT_STAGES * ROW_BYTES);

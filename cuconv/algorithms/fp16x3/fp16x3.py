@@ -192,7 +192,7 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
         """Weight packing and the main kernel. Each may start while the one ahead of it in the stream still runs."""
         blocks, macros = config.blocks, fastest_listed(self.source, self.forms(problem, config, options))
         first = arguments_of(problem, options.activation)
-        sizes = (options.output_planes(problem), *_flattening(problem, config.cut))
+        sizes = (options.output_planes(problem), *_flattening(problem, config))
         arguments = (*first[:4], WORKSPACE, *first[4:], *sizes, *options.arguments)
         packing = self.packing(problem, config)
         return (
@@ -210,10 +210,12 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
         return _static_bytes(tile, macros["SLOTS"])
 
 
-def _flattening(problem: ConvProblem, cut: Cut | None) -> tuple[int, ...]:
+def _flattening(problem: ConvProblem, config: Fp16x3Config) -> tuple[int, ...]:
     """The main kernel's arguments that say how images are flattened."""
-    p, flat, (rows, columns) = problem, flattened(problem, cut), axes(problem)
-    sizes = (flat.pitch, flat.rows, packed_divisor(flat.pitch), packed_divisor(flat.rows))
+    p, cut, (rows, columns) = problem, config.cut, axes(problem)
+    flat = flattened(problem, cut)
+    tiles = _spatial_tiles(flat, config.tile)
+    sizes = (tiles, flat.pitch, flat.rows, packed_divisor(flat.pitch), packed_divisor(flat.rows))
     if cut is None:
         return (*sizes, *[0] * 17)
     counts = (flat.strips, min(rows.phases, p.out_h), min(columns.phases, p.out_w))
@@ -370,7 +372,11 @@ def _grids(tiles: int, chunks: int, sms: int) -> list[int]:
 
 
 def _tiles(problem: ConvProblem, flat: Flattened, tile: Tile) -> int:
-    return ceil(flat.positions / tile.positions) * ceil(problem.m / tile.filters)
+    return _spatial_tiles(flat, tile) * ceil(problem.m / tile.filters)
+
+
+def _spatial_tiles(flat: Flattened, tile: Tile) -> int:
+    return ceil(flat.positions / tile.positions)
 
 
 def _macros(problem: ConvProblem, config: Fp16x3Config) -> Macros:

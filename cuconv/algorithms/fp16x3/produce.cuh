@@ -45,8 +45,8 @@ __device__ __forceinline__ void store(const float (&scaled)[8], int job, int thr
 }
 
 // Converts a chunk again with a scale for its largest finite element; returns the exponent of that scale, or
-// ZERO_EXPONENT, and whether a warp has found the chunk suspect. scales: of the channels alone. Not inlined and not
-// unrolled: it is rare, and must cost the common path no registers.
+// ZERO_EXPONENT, and whether a warp has found the chunk suspect. scales: of the channels alone. Not inlined, and
+// jobs not unrolled: it is rare, and must cost the common path no registers.
 __device__ __noinline__ int convert_again(const Geometry& g, const char* input, const float* scales, char* stage,
                                           unsigned* maxima, unsigned* suspects, int spatial_tile, int chunk) {
     const Geometry::Shift shift = g.shift_of(g.piece_of(chunk));
@@ -62,7 +62,7 @@ __device__ __noinline__ int convert_again(const Geometry& g, const char* input, 
     unsigned most = 0;
 #pragma unroll 1
     for (int job = 0; job < JOBS; ++job)
-#pragma unroll 1
+#pragma unroll
         for (int c = 0; c < 8; ++c) most = max(most, finite_magnitude(load(job, c)));
     most = __reduce_max_sync(~0u, most);
     if (thread % 32 == 0) maxima[thread / 32] = most;
