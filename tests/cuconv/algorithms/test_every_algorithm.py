@@ -118,6 +118,7 @@ def meanings(p, config, launch, options):
         found["blocks"] = config.blocks if getattr(config, "tail_split_k", 2) > 1 else 0
     if launch.kernel == "fp16x3":
         flat, cut, (rows, columns) = flattened(p, config.cut), config.cut, axes(p)
+        found |= {"spatial_tiles": ceil(flat.positions / config.tile.positions)}
         of_pieces = {"strips": flat.strips}
         of_pieces |= {"row_phases": min(rows.phases, p.out_h), "column_phases": min(columns.phases, p.out_w)}
         divisors = {"pitch": flat.pitch, "image_rows": flat.rows} | of_pieces

@@ -65,7 +65,9 @@ def test_whole_images_share_no_more_padding_than_they_have(axis, pads, more):
     expected = reference.conv2d(x, weight, **problem.geometry)
     is_right = found.shape == expected.shape and torch.allclose(found, expected)
     assert is_right == (behind + more <= before) == is_whole(problem)
-    assert flattened(problem, None).pitch == pitch
+    flat = flattened(problem, None)
+    places = torch.arange(2 * flat.rows * pitch).reshape(2, flat.rows, pitch)
+    assert flat.pitch == pitch and flat.positions == 1 + places[:, : problem.out_h, : problem.out_w].max()
 
 
 LONG_FILTERS = [
