@@ -42,11 +42,12 @@ def merge_branches(graph: fx.Graph, constants: set[Node]) -> None:
 
     Batch norms of convolutions have been folded. The other operands are added behind the convolution, without zeros.
     """
-    for root in [node for node in graph.nodes if _is_sum(node) and not _is_inner(node)]:
+    roots = [node for node in graph.nodes if _is_sum(node) and not _is_inner(node)]
+    for root in [node for node in roots if is_laid_out_in_example(node.meta["val"])]:
         operands = _operands(root)
         with graph.inserting_before(root):
             merged = _merged_operands(operands, kind_of(root), constants)
-            if len(merged) == len(operands) or not is_laid_out_in_example(root.meta["val"]):
+            if len(merged) == len(operands):
                 continue
             total = merged[0]  # a convolution: a sum has the format of its first operand
             for operand in merged[1:]:
@@ -142,7 +143,8 @@ def _branch(operand: Any, base: Node, constants: set[Node]) -> Branch | None:
 
 def _of_identity(operand: Node, base: Operands, constants: set[Node]) -> Operands | None:
     """A batch norm of a convolution's input as a convolution of 1x1, in as many groups; None for anything else."""
-    norm = operand.args[0] if operand.target is aten.unsqueeze.default else operand  # of a signal
+    is_row = operand.target is aten.unsqueeze.default and operand.args[1] == 2
+    norm = operand.args[0] if is_row else operand
     if norm.target is not BATCH_NORM or only_user(norm) is None or kind_of(operand) != kind_of(base.input):
         return None
     if _source(norm.args[0]) is not _source(base.input):

@@ -212,6 +212,17 @@ def test_other_strides_with_as_many_outputs_stay(on_a_gpu):
 
 
 @torch.no_grad()
+def test_a_batch_norm_of_another_axis_is_no_branch(on_a_gpu):
+    model = made(lambda model, x: model.conv(x[None]) + model.own(x)[None], conv={"k": 1})
+    model.own = nn.BatchNorm1d(4).eval()
+    model.own.running_var.uniform_(0.5, 2)
+    x = torch.randn(4, 4, 9)
+    converted, _ = cuconv.nn.convert(model, x)
+    assert close(converted(x), copy.deepcopy(model).double()(x.double()), 2e-6)
+    assert on_a_gpu[-1]["residual"]
+
+
+@torch.no_grad()
 def test_the_report_has_a_row_for_each_layer(on_a_gpu):
     _, report = cuconv.nn.convert(ONE["MobileOne"](), torch.randn(SIZES[0]))
     rows = {row.name: (row.kind, row.folded) for row in report.rows}
