@@ -47,8 +47,9 @@ def convert(
     torch's compiler makes graphs of the model's forward by its call on the example, for other sizes and numbers of
     images too: its guards say for which later calls a graph stands. In a graph, convolutions and fully connected layers
     for at most 32 rows are cuConv's. A batch norm, an addition and an activation that follow a convolution are folded
-    into it, and a ReLU that follows a fully connected layer, if nothing else uses what lies between. Calls for which
-    there is no graph run the model's own code; they compile nothing.
+    into it, and a ReLU that follows a fully connected layer, if nothing else uses what lies between. A sum of
+    convolutions of the same input is one convolution. Calls for which there is no graph run the model's own code; they
+    compile nothing.
 
     Both models are compared on the example. The graphs are also compared on other data, where torch computes their
     layers. Graphs that differ are dropped, and the report says so.

@@ -21,8 +21,8 @@ from cuconv.core.activation import NONE, RELU
 from cuconv.nn.dispatch import inside
 from cuconv.nn.formats import HALVES
 from cuconv.nn.frozen import Concatenation, FrozenConv2d, FrozenLinear
-from cuconv.nn.fusions import Operands, aten, fully_connected
-from cuconv.nn.nodes import Node, only_user
+from cuconv.nn.fusions import aten, fully_connected
+from cuconv.nn.nodes import Node, Operands, only_user
 from cuconv.nn.operator import CONV2D, recorded
 from cuconv.nn.padding import in_pairs
 from cuconv.nn.pooling import max_pool2d

@@ -10,20 +10,22 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from cuconv.core.activation import NONE, Activation, named
+from cuconv.core.activation import NONE
 from cuconv.core.problem import UnsupportedProblem
 from cuconv.nn.activated import activation_in
+from cuconv.nn.branches import merge_branches
 from cuconv.nn.formats import as_row, in_a_plane, laid_out
-from cuconv.nn.interleaves import is_of_phases, move_ahead
+from cuconv.nn.joins import is_of_phases, move_ahead
 from cuconv.nn.layout import hint, is_laid_out_in_example, is_viewed
 from cuconv.nn.limits import check_half, check_operands
 from cuconv.nn.modules import linear, why_not_linear
-from cuconv.nn.nodes import Node, kind_of, laid_out_node, only_user, reordered
+from cuconv.nn.nodes import Node, Operands, kind_of, laid_out_node, only_user, reordered
+from cuconv.nn.norms import normalised
 from cuconv.nn.operator import CONV2D, is_supported
 from cuconv.nn.padding import for_operator
 from cuconv.nn.phases import INTERLEAVE, interleaved
@@ -37,27 +39,6 @@ from cuconv.nn.zeros import fold_zeros
 aten = torch.ops.aten
 PLAIN_FUNCTIONS = {BATCH_NORM: batch_norm, MAX_POOL2D: max_pool2d, INTERLEAVE: interleaved}
 """Functions in the place of operators that a graph calls: they cost less, and have no other meaning."""
-
-
-class Operands(NamedTuple):
-    """The arguments of `torch.ops.cuconv.conv2d`, in order."""
-
-    input: Node
-    weight: Node
-    bias: Node
-    stride: Any
-    padding: Any
-    dilation: Any
-    groups: Any
-    activation: str
-    numbers: list[float]
-    residual: Node
-    precision: str
-
-    @property
-    def function(self) -> Activation:
-        """The activation."""
-        return named(self.activation, *self.numbers)
 
 
 def decompositions(precision: str) -> dict[Any, Callable[..., Any]]:
@@ -134,7 +115,7 @@ def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[tuple[Co
     for place, node in enumerate(graph.nodes):
         node.meta["place"] = place  # where the model's code has it
         if node.target in (CONV2D, aten.convolution.default):
-            node.meta["weight"] = reordered(node.args[1])
+            node.meta |= {"weight": reordered(node.args[1]), "flop": _flop(node)}
         elif node.target is INTERLEAVE:
             node.meta["weight"] = node.args[0][0].meta["weight"]
     add_constants(graph, constants)
@@ -148,16 +129,24 @@ def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[tuple[Co
     graph.eliminate_dead_code()
     kinds = (CONV2D, fully_connected, aten.convolution.default, interleaved)
     layers = [node for node in graph.nodes if node.target in kinds and not is_of_phases(node)]
+    layers += [branch for node in layers for branch in node.meta.get("branches", ())]
     return [(_row(node), node.meta["weight"]) for node in sorted(layers, key=lambda node: node.meta["place"])]
 
 
 def fold_convolutions(graph: fx.Graph, constants: set[Node]) -> None:
     """Fuse what follows cuConv's convolutions into them. `add_constants` comes first."""
     move_ahead(graph, constants)
+    _fuse(graph, constants, [_batch_norm])
+    merge_branches(graph, constants)
+    _fuse(graph, constants, [*FUSIONS])
+
+
+def _fuse(graph: fx.Graph, constants: set[Node], fusions: list[Fusion]) -> None:
+    """Try fusions, in order, on each of cuConv's convolutions."""
     for node in list(graph.nodes):
         if node.target is not CONV2D:
             continue
-        for fusion in FUSIONS:
+        for fusion in fusions:
             if (user := only_user(node)) is not None and (operands := fusion(node, user, constants)) is not None:
                 node = _replaced(node, user, operands)
                 node.meta["folded"] = (*node.meta.get("folded", ()), FUSIONS[fusion] or str(operands.function))
@@ -168,12 +157,12 @@ def _row(node: Node) -> Converted:
     stack = list((node.meta.get("nn_module_stack") or {"": ("", "")}).values())
     name = str(stack[-1][0]).partition("']")[2].lstrip(".") or node.name
     if node.target is aten.convolution.default:
-        return Converted(name, reason=_why_left(node), flop=_flop(node))
+        return Converted(name, reason=_why_left(node), flop=node.meta["flop"])
     if node.target is interleaved:
-        phases = node.args[0]
-        return Converted(name, phases[0].meta.get("folded", ()), "", "conv_transpose", sum(map(_flop, phases)))
-    folded = node.meta.get("folded", ())
-    return Converted(name, folded, kind="conv" if node.target is CONV2D else "linear", flop=_flop(node))
+        phases = [phase.meta for phase in node.args[0]]
+        flop = sum(phase["flop"] for phase in phases)
+        return Converted(name, phases[0].get("folded", ()), "", "conv_transpose", flop)
+    return Converted(name, node.meta.get("folded", ()), "", node.meta.get("kind", "conv"), node.meta["flop"])
 
 
 def _why_left(node: Node) -> str:
@@ -252,6 +241,8 @@ def _returned(graph: fx.Graph) -> list[Node]:
     return found
 
 
+Fusion = Callable[[Node, Node, set[Node]], Operands | None]
+
 # Fusions: each returns the operands of the convolution that computes both, or None where there is none
 
 
@@ -259,31 +250,14 @@ def _batch_norm(node: Node, user: Node, constants: set[Node]) -> Operands | None
     """The batch norm with fixed statistics of a convolution's output."""
     if user.target is not BATCH_NORM or user.args[0] is not node or kind_of(user) != kind_of(node):
         return None
-    _, gain, shift, mean, variance, eps = user.args
-    operands = Operands(*node.args)
-    fixed = [one for one in (operands.weight, operands.bias, gain, shift, mean, variance) if one is not None]
-    if (
-        operands.function != NONE
-        or operands.residual is not None
-        or not constants.issuperset(fixed)
-        or isinstance(eps, fx.Node)
-    ):
-        return None
-    graph = node.graph
-    with graph.inserting_before(user):
-        weight = graph.call_function(scaled_weight, (operands.weight, gain, variance, eps))
-        dtype = operands.weight.meta["val"].dtype
-        bias = graph.call_function(shifted_bias, (operands.bias, gain, shift, mean, variance, eps, dtype))
-    weight.meta["val"] = operands.weight.meta["val"]
-    bias.meta["val"] = mean.meta["val"].to(dtype)
-    constants |= {weight, bias}
-    return operands._replace(weight=weight, bias=bias)
+    with node.graph.inserting_before(user):
+        return normalised(Operands(*node.args), user, constants)
 
 
 def _residual(node: Node, user: Node, constants: set[Node]) -> Operands | None:
     """The sum of a convolution's output and another tensor like it."""
     operands = Operands(*node.args)
-    if user.target is not aten.add.Tensor or user.kwargs or operands.residual is not None or operands.function != NONE:
+    if user.target is not aten.add.Tensor or user.kwargs or not operands.is_plain:
         return None
     others = [one for one in user.args if one is not node]
     if len(others) != 1 or not isinstance(others[0], fx.Node) or kind_of(others[0]) != kind_of(node):
@@ -302,7 +276,7 @@ def _activation(node: Node, user: Node, constants: set[Node]) -> Operands | None
     return operands._replace(activation=found.name, numbers=list(found.numbers))
 
 
-FUSIONS = {_batch_norm: "batch norm", _residual: "residual", _activation: ""}
+FUSIONS: dict[Fusion, str] = {_batch_norm: "batch norm", _residual: "residual", _activation: ""}
 """The fusions, in the order in which a kernel computes them after the products, and their names in reports.
 
 An activation has its own name.
@@ -337,7 +311,8 @@ def _make_linear(node: Node, constants: set[Node], precision: str) -> None:
     last = user if user is not None and user.target is aten.relu.default else node
     with node.graph.inserting_before(last):
         call = node.graph.call_function(fully_connected, (input, weight, bias, last is user, precision))
-    call.meta = {**node.meta, "weight": weight, "folded": ("relu",) if last is user else ()}
+    call.meta = {**node.meta, "weight": weight, "folded": ("relu",) if last is user else (), "kind": "linear"}
+    call.meta["flop"] = _flop(call)
     last.replace_all_uses_with(call)
     for old in dict.fromkeys((last, node)):
         node.graph.erase_node(old)
@@ -356,28 +331,3 @@ def fully_connected(input: Tensor, weight: Tensor, bias: Tensor | None, relu: bo
     """relu(input @ weight.T + bias), by cuConv for few rows."""
     output = linear(input, weight, bias, precision)
     return output.relu() if relu else output
-
-
-def scaled_weight(weight: Tensor, gain: Tensor | None, variance: Tensor, eps: float) -> Tensor:
-    """The weight (M, ...) of a convolution with the factors of a batch norm of its output."""
-    return (weight.double() * _scale(gain, variance, eps).reshape(-1, *[1] * (weight.dim() - 1))).to(weight.dtype)
-
-
-def shifted_bias(
-    bias: Tensor | None,
-    gain: Tensor | None,
-    shift: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    eps: float,
-    dtype: torch.dtype,
-) -> Tensor:
-    """The bias (M,) of a convolution with the summands of a batch norm of its output, in the convolution's type."""
-    moved = -mean.double() if bias is None else bias.double() - mean.double()
-    moved = moved * _scale(gain, variance, eps)
-    return (moved if shift is None else moved + shift.double()).to(dtype)
-
-
-def _scale(gain: Tensor | None, variance: Tensor, eps: float) -> Tensor:
-    scale = (variance.double() + eps).rsqrt()
-    return scale if gain is None else scale * gain.double()

@@ -1,12 +1,13 @@
-"""Nodes of graphs of torch: what uses them, and what is known of their tensors."""
+"""Nodes of graphs of torch: what uses them, and what is known of their tensors and operands."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from cuconv.core.activation import NONE, Activation, named
 from cuconv.nn.formats import format_of, laid_out
 from cuconv.nn.layout import is_laid_out_in_example
 
@@ -18,6 +19,32 @@ ORDERS = (
 """Operators that put the elements of a weight in another order, or pick some."""
 
 Node = Any  # fx.Node, whose own annotations allow no more than to look at its arguments
+
+
+class Operands(NamedTuple):
+    """The arguments of `torch.ops.cuconv.conv2d`, in order."""
+
+    input: Node
+    weight: Node
+    bias: Node
+    stride: Any
+    padding: Any
+    dilation: Any
+    groups: Any
+    activation: str
+    numbers: list[float]
+    residual: Node
+    precision: str
+
+    @property
+    def function(self) -> Activation:
+        """The activation."""
+        return named(self.activation, *self.numbers)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing follows the products and the bias."""
+        return self.function == NONE and self.residual is None
 
 
 def only_user(node: Node) -> Node | None:
