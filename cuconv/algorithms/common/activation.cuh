@@ -151,7 +151,8 @@ __device__ COMPUTED Eight computed(Eight x, int kind, float first, float second)
     return x;
 }
 
-// Computes the activation of each value.
+// Computes the activation of each value. All values are set: the compiler may take a branch over one that is not as it
+// likes, and leave the lanes of a warp apart behind it.
 template <int COUNT>
 __device__ __forceinline__ void activate(float (&values)[COUNT], const Activation& activation) {
     if (activation.kind == CLAMP) {

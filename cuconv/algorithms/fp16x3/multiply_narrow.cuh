@@ -159,7 +159,7 @@ __device__ __forceinline__ void write_tile(const Output& out, const float* sums,
                 more[i][half] = out.residual_at(to[half] + i * next, pass + 4 * i < min(BF, filters[half]));
 #endif
         float zeros[2] = {};  // NaN where a value of the pass is not finite
-        float outputs[EPILOGUE_FILTERS / 4][2];
+        float outputs[(BF < EPILOGUE_FILTERS ? BF : EPILOGUE_FILTERS) / 4][2] = {};  // zeros behind the last filter
 #pragma unroll
         for (int filter = pass; filter < min(BF, pass + EPILOGUE_FILTERS); filter += 4) {
             const float bias = __shfl_sync(~0u, lane_bias, filter / 4);

@@ -102,7 +102,7 @@ struct Epilogue {
         for (int filter = 0; filter < BF; filter += PASS_FILTERS, ++pass) {
             const int filters = min(PASS_FILTERS, BF - filter);
             const float* const from = fill(sum, filter, pass, target, bad) + columns.place;
-            Outputs<WRITE_FLOATS> v[MOST];  // all loads are issued before the first store
+            Outputs<WRITE_FLOATS> v[MOST] = {};  // all loads are issued before the first store
 #pragma unroll
             for (int i = 0; i < MOST; ++i)
                 if (columns.is_in_pass(i, filters)) v[i] = add_sharers<WRITE_FLOATS>(from + i * AT_ONCE * PITCH);
@@ -175,7 +175,7 @@ struct Epilogue {
         for (int filter = 0; filter < BF; filter += PASS_FILTERS, ++pass) {
             const int filters = min(PASS_FILTERS, BF - filter);
             const float* const buffer = fill(sum, filter, pass, target, bad);
-            Outputs<4> v[MOST];
+            Outputs<4> v[MOST] = {};
 #pragma unroll
             for (int i = 0; i < MOST; ++i)
                 if (i * AT_ONCE + AT_ONCE <= filters || i * AT_ONCE + lane < filters)
