@@ -12,6 +12,7 @@ from cuconv.core.activation import RELU
 from cuconv.device import device_spec
 from cuconv.runtime.launch_sequence import LaunchSequence
 from harness.contenders.compiling import compile_launches
+from tests.gpu.configurations import selected
 from tests.gpu.problems import TOLERANCES, rel_l2_error
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -93,8 +94,8 @@ def assert_rounded_once(out: torch.Tensor, truth: torch.Tensor, what: object = "
     assert error <= (TOLERANCES["tf32"] if out.dtype == torch.float32 else WORSE * once + 1e-7), (what, error, once)
 
 
-def assert_every_configuration(algorithm: Algorithm, problem: ConvProblem, repeats: int = 3) -> None:
-    """Check every configuration with and without each option of a call, and for equal bits in repeated calls."""
+def assert_configurations(algorithm: Algorithm, problem: ConvProblem, repeats: int = 3) -> None:
+    """Check configurations with and without each option of a call, and for equal bits in repeated calls."""
     spec = device_spec(torch.cuda.current_device())
     x, weight = tensors(problem)
     dtype = DTYPES[problem.precision]
@@ -107,7 +108,7 @@ def assert_every_configuration(algorithm: Algorithm, problem: ConvProblem, repea
         (CallOptions(packed=True, activation=RELU, residual=True), full),
         (CallOptions(aligned=False, activation=RELU, residual=True, output_channels=problem.m + 3), full),
     ]
-    configs = algorithm.candidates(problem, spec)
+    configs = selected(algorithm, problem)
     compile_launches(
         (launch for one in configs for options, _ in calls for launch in algorithm.launches(problem, one, options)),
         spec.arch,

@@ -105,7 +105,7 @@ def with_unusual_image(x: torch.Tensor, kind: str, image: int) -> torch.Tensor:
 
 
 def algorithm_configurations(algorithm, problem):
-    """Every configuration of an algorithm, compiled; raises UnsupportedProblem where it has none."""
+    """Configurations of an algorithm, compiled; raises UnsupportedProblem where it has none."""
     algorithm.configure(problem, device_spec(torch.cuda.current_device()))  # raises before configurations() would skip
     return configurations(algorithm, problem)
 
@@ -150,7 +150,7 @@ def test_errors_of_all_outputs_have_no_common_direction(algorithm, problem):
 
 @pytest.mark.parametrize("name", TF32X3)
 @each_beside
-def test_every_configuration_of_tf32x3_is_within_the_bound_on_subnormal_data(name, problem):
+def test_configurations_of_tf32x3_are_within_the_bound_on_subnormal_data(name, problem):
     """Every output is a plain sum then; with ordinary images between, some are."""
     algorithm = ALGORITHMS[name]
     with refusal_allowed(name, problem.is_dense):
@@ -169,7 +169,7 @@ def test_every_configuration_of_tf32x3_is_within_the_bound_on_subnormal_data(nam
 @pytest.mark.parametrize("kind", UNUSUAL)
 @pytest.mark.parametrize("name", TF32X3)
 @each_beside
-def test_images_beside_an_unusual_one_keep_their_bits_in_every_configuration_of_tf32x3(name, problem, kind):
+def test_images_beside_an_unusual_one_keep_their_bits_in_configurations_of_tf32x3(name, problem, kind):
     algorithm, image = ALGORITHMS[name], 2
     others = [n for n in range(problem.n) if n != image]
     with refusal_allowed(name, problem.is_dense):

@@ -1,4 +1,4 @@
-"""Tests of every configuration of depthwise: strips over the edge, staged planes, the general kernel, groups."""
+"""Tests of configurations of depthwise: strips over the edge, staged planes, the general kernel, groups."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from cuconv import ConvProblem, conv2d, reference
 from cuconv.algorithms import ALGORITHMS
 from tests.gpu.configurations import (
     assert_bias_and_relu_keep_nan,
-    assert_every_configuration_takes_an_operand_anywhere,
+    assert_configurations_take_an_operand_anywhere,
     assert_right_and_the_same_every_time,
     assert_right_with_weights_that_are_not_finite,
     configurations,
@@ -56,7 +56,7 @@ each_layout = pytest.mark.parametrize(
 
 
 @each_problem
-def test_every_configuration_is_right_and_the_same_every_time(problem):
+def test_configurations_are_right_and_the_same_every_time(problem):
     assert_right_and_the_same_every_time(ALGORITHMS[NAME], problem, repeats=3)
 
 
@@ -68,8 +68,8 @@ def test_weights_that_are_not_finite(problem):
 
 @each_layout
 @each_operand
-def test_every_configuration_takes_operands_that_start_anywhere(problem, operand):
-    assert_every_configuration_takes_an_operand_anywhere(ALGORITHMS[NAME], problem, operand)
+def test_configurations_take_operands_that_start_anywhere(problem, operand):
+    assert_configurations_take_an_operand_anywhere(ALGORITHMS[NAME], problem, operand)
 
 
 @each_layout
@@ -79,7 +79,7 @@ def test_bias_and_relu_follow_the_sum_and_keep_nan(problem, value):
 
 
 @each_layout
-def test_every_configuration_adds_the_bias_of_each_filter(problem):
+def test_configurations_add_the_bias_of_each_filter(problem):
     x, weight = operands(problem)
     bias = bias_for(problem)
     truth = reference.conv2d(x, weight, bias=bias, **geometry(problem))

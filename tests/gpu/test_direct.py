@@ -1,4 +1,4 @@
-"""Tests of every configuration of direct: tiles over the edge, shares of a sum, filters wider than a step, strides."""
+"""Tests of configurations of direct: tiles over the edge, shares of a sum, filters wider than a step, strides."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from cuconv import ConvProblem, conv2d, reference
 from cuconv.algorithms import ALGORITHMS
 from tests.gpu.configurations import (
     assert_bias_and_relu_keep_nan,
-    assert_every_configuration_takes_an_operand_anywhere,
+    assert_configurations_take_an_operand_anywhere,
     assert_right_and_the_same_every_time,
     assert_right_with_weights_that_are_not_finite,
     configurations,
@@ -54,7 +54,7 @@ each_layout = pytest.mark.parametrize(
 
 
 @each_problem
-def test_every_configuration_is_right_and_the_same_every_time(problem):
+def test_configurations_are_right_and_the_same_every_time(problem):
     assert_right_and_the_same_every_time(ALGORITHMS[NAME], problem, repeats=3)
 
 
@@ -80,8 +80,8 @@ def test_channels_of_any_magnitude(problem, scales):
 
 @each_layout
 @each_operand
-def test_every_configuration_takes_operands_that_start_anywhere(problem, operand):
-    assert_every_configuration_takes_an_operand_anywhere(ALGORITHMS[NAME], problem, operand)
+def test_configurations_take_operands_that_start_anywhere(problem, operand):
+    assert_configurations_take_an_operand_anywhere(ALGORITHMS[NAME], problem, operand)
 
 
 @each_layout

@@ -1,4 +1,4 @@
-"""Tests of every configuration of fp16x3, and of inputs whose scale changes from chunk to chunk."""
+"""Tests of configurations of fp16x3, and of inputs whose scale changes from chunk to chunk."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ SPREAD = [
 
 @each_precision
 @pytest.mark.parametrize("problem", [DEEP, FEW_FILTERS, WIDE, *CUT, *SPREAD], ids=str)
-def test_every_configuration_is_right_and_the_same_every_time(problem, precision):
+def test_configurations_are_right_and_the_same_every_time(problem, precision):
     assert_right_and_the_same_every_time(ALGORITHMS[NAME], replace(problem, precision=precision), repeats=5)
 
 

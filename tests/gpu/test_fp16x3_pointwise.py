@@ -1,4 +1,4 @@
-"""Tests of every configuration of fp16x3_pointwise on a GPU: layouts, scales that change with the chunk, alignment."""
+"""Tests of configurations of fp16x3_pointwise on a GPU: layouts, scales that change with the chunk, alignment."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ import torch
 from cuconv import ConvProblem, conv2d, reference
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.pointwise.tiles import PixelLayout
+from cuconv.device import device_spec
 from tests.gpu.configurations import (
     assert_operand_may_start_anywhere,
     assert_right_and_the_same_every_time,
@@ -69,19 +70,20 @@ def assert_right_and_nothing_beside(problem, config, x, weight, truth, offset, a
 
 def of_whole_images(problem):
     """The configurations in the layout of whole images; there is at least one."""
-    found = [config for config in configurations(POINTWISE, problem) if config.layout is PixelLayout.WHOLE_IMAGES]
+    found = configurations(POINTWISE, problem, lambda config: config.layout is PixelLayout.WHOLE_IMAGES)
     assert found
     return found
 
 
 def test_last_waves_are_split_in_every_layout():
-    every = [config for problem in PROBLEMS for config in configurations(POINTWISE, problem)]
+    spec = device_spec(torch.cuda.current_device())
+    every = [config for problem in PROBLEMS for config in POINTWISE.candidates(problem, spec)]
     assert {config.layout for config in every if config.tail_split_k > 1} == set(PixelLayout)
 
 
 @each_precision
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_every_configuration_is_right_and_the_same_every_time(problem, precision):
+def test_configurations_are_right_and_the_same_every_time(problem, precision):
     assert_right_and_the_same_every_time(POINTWISE, replace(problem, precision=precision), repeats=20)
 
 
@@ -131,7 +133,11 @@ def test_shifted_layouts_begin_anywhere(problem, offset):
     """Input and output begin off 16 bytes, each by another distance."""
     x, weight = operands_at(problem, offset)
     truth = reference.conv2d(x, weight)
-    shifted = [config for config in configurations(POINTWISE, problem) if config.layout in SHIFTED]
+    shifted = [
+        config
+        for layout in SHIFTED
+        for config in configurations(POINTWISE, problem, lambda config, layout=layout: config.layout is layout)
+    ]
     assert {config.layout for config in shifted} == set(SHIFTED)
     for config in shifted:
         assert_right_and_nothing_beside(problem, config, x, weight, truth, offset)

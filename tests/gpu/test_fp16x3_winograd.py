@@ -1,4 +1,4 @@
-"""Tests of every configuration of fp16x3_winograd, of inputs whose scale changes, and of unaligned operands."""
+"""Tests of configurations of fp16x3_winograd, of inputs whose scale changes, and of unaligned operands."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ PROBLEMS = [DEEP, PAIRS, WASTE, FIVE, FEW_FILTERS, WIDE]
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_every_configuration_is_right_and_the_same_every_time(problem):
+def test_configurations_are_right_and_the_same_every_time(problem):
     assert_right_and_the_same_every_time(ALGORITHMS[NAME], problem, repeats=5)
 
 

@@ -98,7 +98,7 @@ def test_random_problems(problem):
     ],
     ids=lambda problem: problem.label,
 )
-def test_every_configuration(algorithm, precision, problem):
+def test_configurations(algorithm, precision, problem):
     assert_right_and_the_same_every_time(ALGORITHMS[algorithm], replace(problem, precision=precision), repeats=3)
 
 

@@ -1,4 +1,4 @@
-"""Tests of nhwc_depthwise on a GPU: every configuration, with every option of a call, and calls of conv2d."""
+"""Tests of nhwc_depthwise on a GPU: configurations, with every option of a call, and calls of conv2d."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ import cuconv
 from cuconv import ConvProblem, reference
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import device_spec
-from tests.gpu.half import assert_every_configuration, assert_rounded_once, each_half, in_precision, tensors
+from tests.gpu.half import assert_configurations, assert_rounded_once, each_half, in_precision, tensors
 
 
 def depthwise(n, c, h, w, kh, kw, pad_h, pad_w, **more):
@@ -46,8 +46,8 @@ each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: 
 
 @each_half
 @each_problem
-def test_every_configuration(problem, precision):
-    assert_every_configuration(ALGORITHMS["nhwc_depthwise"], in_precision(problem, precision))
+def test_configurations(problem, precision):
+    assert_configurations(ALGORITHMS["nhwc_depthwise"], in_precision(problem, precision))
 
 
 def test_a_ring_whose_stages_are_filled_again_and_again():
@@ -55,12 +55,12 @@ def test_a_ring_whose_stages_are_filled_again_and_again():
     problem = in_precision(depthwise(8, 512, 57, 55, 3, 3, 1, 1), "fp16")
     configs = ALGORITHMS["nhwc_depthwise"].candidates(problem, device_spec(torch.cuda.current_device()))
     assert any(config.turns > 2 * config.stages for config in configs)
-    assert_every_configuration(ALGORITHMS["nhwc_depthwise"], problem)
+    assert_configurations(ALGORITHMS["nhwc_depthwise"], problem)
 
 
-def test_every_configuration_in_many_calls_that_overlap():
+def test_configurations_in_many_calls_that_overlap():
     problem = in_precision(depthwise(8, 144, 28, 28, 3, 3, 1, 1), "fp16")
-    assert_every_configuration(ALGORITHMS["nhwc_depthwise"], problem, 30)
+    assert_configurations(ALGORITHMS["nhwc_depthwise"], problem, 30)
 
 
 @each_half

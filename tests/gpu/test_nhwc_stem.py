@@ -1,4 +1,4 @@
-"""Tests of nhwc_stem on a GPU: every configuration, with every option of a call, and calls of conv2d."""
+"""Tests of nhwc_stem on a GPU: configurations, with every option of a call, and calls of conv2d."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from cuconv import ConvProblem, UnsupportedProblem, reference
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import device_spec
 from tests.gpu.half import (
-    assert_every_configuration,
+    assert_configurations,
     assert_extreme_sums,
     assert_numbers_reach_their_outputs,
     assert_rounded_once,
@@ -49,8 +49,8 @@ each_small = pytest.mark.parametrize("problem", SMALL, ids=lambda problem: probl
 
 @each_half
 @each_problem
-def test_every_configuration(problem, precision):
-    assert_every_configuration(STEM, in_precision(problem, precision))
+def test_configurations(problem, precision):
+    assert_configurations(STEM, in_precision(problem, precision))
 
 
 def test_a_ring_whose_stages_are_filled_again_and_again():
@@ -58,12 +58,12 @@ def test_a_ring_whose_stages_are_filled_again_and_again():
     problem = in_precision(ConvProblem(16, 3, 224, 224, 64, 3, 3, 1, 1), "fp16")
     configs = STEM.candidates(problem, device_spec(torch.cuda.current_device()))
     assert any(config.turns > 2 * config.stages for config in configs)
-    assert_every_configuration(STEM, problem)
+    assert_configurations(STEM, problem)
 
 
-def test_every_configuration_in_many_calls_that_overlap():
+def test_configurations_in_many_calls_that_overlap():
     problem = in_precision(ConvProblem(4, 3, 112, 112, 64, 7, 7, 3, 3, stride_h=2, stride_w=2), "fp16")
-    assert_every_configuration(STEM, problem, 30)
+    assert_configurations(STEM, problem, 30)
 
 
 @each_half

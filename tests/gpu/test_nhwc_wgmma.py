@@ -1,9 +1,9 @@
-"""Tests of nhwc_wgmma on a GPU: every configuration, with every option of a call."""
+"""Tests of nhwc_wgmma on a GPU: configurations, with every option of a call."""
 
 from cuconv.algorithms import ALGORITHMS
 from tests.gpu.half import (
     TF32,
-    assert_every_configuration,
+    assert_configurations,
     each_half,
     each_large,
     each_problem,
@@ -14,15 +14,15 @@ from tests.gpu.half import (
 
 @each_half
 @each_problem
-def test_every_configuration(problem, precision):
-    assert_every_configuration(ALGORITHMS["nhwc_wgmma"], in_precision(problem, precision))
+def test_configurations(problem, precision):
+    assert_configurations(ALGORITHMS["nhwc_wgmma"], in_precision(problem, precision))
 
 
 @each_tf32
-def test_every_configuration_in_tf32(problem):
-    assert_every_configuration(ALGORITHMS["nhwc_wgmma"], in_precision(problem, TF32))
+def test_configurations_in_tf32(problem):
+    assert_configurations(ALGORITHMS["nhwc_wgmma"], in_precision(problem, TF32))
 
 
 @each_large
-def test_every_configuration_in_many_calls_that_overlap(problem):
-    assert_every_configuration(ALGORITHMS["nhwc_wgmma"], in_precision(problem, "fp16"), repeats=30)
+def test_configurations_in_many_calls_that_overlap(problem):
+    assert_configurations(ALGORITHMS["nhwc_wgmma"], in_precision(problem, "fp16"), repeats=30)

@@ -1,4 +1,4 @@
-"""Tests of nhwc_window on a GPU: every configuration, with every option of a call, and calls of conv2d."""
+"""Tests of nhwc_window on a GPU: configurations, with every option of a call, and calls of conv2d."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from cuconv import ConvProblem
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import device_spec
 from tests.gpu.half import (
-    assert_every_configuration,
+    assert_configurations,
     assert_extreme_sums,
     assert_numbers_reach_their_outputs,
     assert_writes_a_slice,
@@ -40,8 +40,8 @@ each_small = pytest.mark.parametrize("problem", PROBLEMS[:6], ids=lambda problem
 
 @each_half
 @each_problem
-def test_every_configuration(problem, precision):
-    assert_every_configuration(WINDOW, in_precision(problem, precision))
+def test_configurations(problem, precision):
+    assert_configurations(WINDOW, in_precision(problem, precision))
 
 
 def test_a_ring_whose_stages_are_filled_again_and_again():
@@ -49,12 +49,12 @@ def test_a_ring_whose_stages_are_filled_again_and_again():
     problem = in_precision(ConvProblem(16, 32, 160, 160, 64, 3, 3, 1, 1), "fp16")
     configs = WINDOW.candidates(problem, device_spec(torch.cuda.current_device()))
     assert any(config.turns > 2 * config.stages for config in configs)
-    assert_every_configuration(WINDOW, problem)
+    assert_configurations(WINDOW, problem)
 
 
-def test_every_configuration_in_many_calls_that_overlap():
+def test_configurations_in_many_calls_that_overlap():
     problem = in_precision(ConvProblem(4, 24, 28, 28, 64, 5, 5, 2, 2), "fp16")
-    assert_every_configuration(WINDOW, problem, 30)
+    assert_configurations(WINDOW, problem, 30)
 
 
 @each_half

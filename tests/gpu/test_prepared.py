@@ -1,4 +1,4 @@
-"""Prepared weights: the same bits as conv2d's with every configuration, in streams, threads and graphs."""
+"""Prepared weights: the same bits as conv2d's with many configurations, in streams, threads and graphs."""
 
 import copy
 import pickle
@@ -107,7 +107,7 @@ class Packed:
 
 
 @pytest.mark.parametrize(("name", "problem"), CASES, ids=str)
-def test_every_configuration_gives_the_bits_of_the_plain_one(name, problem):
+def test_configurations_give_the_bits_of_the_plain_one(name, problem):
     algorithm = ALGORITHMS[name]
     x, weight = operands(problem)
     infinite = x.clone()

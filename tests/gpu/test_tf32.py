@@ -163,7 +163,7 @@ def test_operands_need_only_the_alignment_of_a_float(algorithm, k):
 
 
 def supported_configurations(algorithm, problem):
-    """Every configuration that can run, with its kernels compiled; none where the algorithm refuses the problem.
+    """Configurations, with their kernels compiled; none where the algorithm refuses the problem.
 
     A refusal must not skip the test: the proof of the kernels is written only where no test is skipped.
     """
@@ -176,7 +176,7 @@ def supported_configurations(algorithm, problem):
 
 @pytest.mark.parametrize("problem", EVERY_CONFIGURATION, ids=lambda problem: problem.label)
 @pytest.mark.parametrize("name", offering("tf32"))
-def test_every_configuration_is_right_and_the_same_every_time(name, problem):
+def test_configurations_are_right_and_the_same_every_time(name, problem):
     algorithm = ALGORITHMS[name]
     x, weight = operands(problem)
     truth = rounded_truth(problem, x, weight)

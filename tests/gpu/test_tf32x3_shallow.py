@@ -1,4 +1,4 @@
-"""Tests of every configuration of tf32x3_shallow: windows in rows, planes of any size, unaligned operands."""
+"""Tests of configurations of tf32x3_shallow: windows in rows, planes of any size, unaligned operands."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ PROBLEMS = [STEM, EVEN, ODD, SMALL, MANY, UNPADDED, PADDED, LARGE, TALL, WIDE, P
 
 @each_precision
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_every_configuration_is_right_and_the_same_every_time(problem, precision):
+def test_configurations_are_right_and_the_same_every_time(problem, precision):
     assert_right_and_the_same_every_time(ALGORITHMS[NAME], replace(problem, precision=precision), repeats=5)
 
 

@@ -1,4 +1,4 @@
-"""Tests of every configuration of tf32x3_wgmma: its tiles, cluster sizes and ways to find pixels."""
+"""Tests of configurations of tf32x3_wgmma: its tiles, cluster sizes and ways to find pixels."""
 
 import pytest
 
@@ -20,7 +20,7 @@ each_problem = pytest.mark.parametrize("problem", [LINEAR, PADDED_POINTWISE, PAI
 
 
 @each_problem
-def test_every_configuration_is_right_and_the_same_every_time(problem):
+def test_configurations_are_right_and_the_same_every_time(problem):
     assert_right_and_the_same_every_time(ALGORITHMS[NAME], problem, repeats=5)
 
 

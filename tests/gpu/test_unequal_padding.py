@@ -1,4 +1,4 @@
-"""Padding that differs at both ends of an axis: every configuration of every algorithm, and calls, against float64."""
+"""Padding that differs at both ends of an axis: configurations of every algorithm, and calls, against float64."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from cuconv import ConvProblem, UnsupportedProblem, reference
 from cuconv.algorithms import ALGORITHMS
 from cuconv.device import H200
 from tests.gpu.configurations import assert_right_and_the_same_every_time
-from tests.gpu.half import DTYPES, assert_every_configuration, assert_rounded_once, tensors
+from tests.gpu.half import DTYPES, assert_configurations, assert_rounded_once, tensors
 from tests.gpu.problems import TOLERANCE, operands, poisoned_output, rel_l2_error
 
 # As "SAME" of TensorFlow, with and without a stride; causal; more above and left, and more below and right, with wide
@@ -62,13 +62,13 @@ def computed(problems, precisions):
 
 
 @pytest.mark.parametrize(("name", "problem"), computed(PROBLEMS, ("fp32", "tf32")))
-def test_every_configuration(name, problem):
+def test_configurations(name, problem):
     assert_right_and_the_same_every_time(ALGORITHMS[name], problem, repeats=2)
 
 
 @pytest.mark.parametrize(("name", "problem"), computed(LAST, DTYPES))
-def test_every_configuration_in_channels_last(name, problem):
-    assert_every_configuration(ALGORITHMS[name], problem, repeats=2)
+def test_configurations_in_channels_last(name, problem):
+    assert_configurations(ALGORITHMS[name], problem, repeats=2)
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "batch_invariant"])
