@@ -5,13 +5,16 @@ GPU    := $(if $(shell command -v nvidia-smi),$(shell echo ",cuda13,cudnn,test-g
 
 ARCH   ?= sm_90a
 
-.PHONY: help bench test test-kernels wheel test-packaging test-gpu release-check sanitize lint plots docs profile clean setup
+.PHONY: help bench evidence test test-kernels wheel test-packaging test-gpu release-check sanitize lint plots docs profile clean setup
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
 
 bench: setup     ## measure the paper's sweep on the GPU, or a small one on the CPU; draw the figures
 	@$(PYTHON) -m harness.run
 	@$(PYTHON) -m harness report figures
+
+evidence: setup  ## measure everything that the pages show, by every GPU of this host, and redraw it; goes on where it stopped
+	@$(PYTHON) -m harness evidence
 
 test: setup      ## the tests that need no GPU
 	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests -n auto --dist worksteal --ignore=tests/gpu --ignore=tests/kernels --ignore=tests/packaging
