@@ -13,7 +13,7 @@ bench: setup     ## measure the paper's sweep on the GPU, or a small one on the 
 	@$(PYTHON) -m harness.run
 	@$(PYTHON) -m harness report figures
 
-evidence: setup  ## measure everything that the pages show, by every GPU of this host, and redraw it; goes on where it stopped
+evidence: setup  ## measure what the pages show, by every GPU of this host, and redraw it; goes on where it stopped
 	@$(PYTHON) -m harness evidence
 
 test: setup      ## the tests that need no GPU

@@ -12,7 +12,7 @@ VERBS = {
     "copies": ("harness.experiments.copies.measure", "times of plain copies on the device"),
     "host": ("harness.experiments.host.measure", "host time of a call, beside torch's"),
     "kernels": ("harness.experiments.kernels.measure", "device time kernel by kernel, and Nsight Compute's counters"),
-    "evidence": ("harness.evidence", "all of these, by every GPU of this host, and the pages drawn again"),
+    "evidence": ("harness.evidence", "what the pages show, by every GPU of this host"),
     "tune": ("harness.tune.command", "measure configurations, and fit the cost models to them"),
     "compare": ("harness.compare", "what became faster or slower from one measurement to another"),
     "report": ("harness.report.command", "tables, figures and pages from the results"),

@@ -1,9 +1,9 @@
-"""python -m harness evidence: measure all that the pages show, by every GPU of this host, and draw it again.
+"""python -m harness evidence: measure what the pages show, by every GPU of this host, and draw it again.
 
-A step is a command of the harness. Sweeps come first, each shared by all GPUs. Of the other experiments as many run at
-once as there are GPUs; those that fill the same folder take turns. What a step prints goes to build/evidence/STEP.log.
-A step that has ended is not run again by equal code on an equal machine: after an interruption or an error the same
-command goes on.
+A step is a command of the harness. Sweeps come first, each shared by all GPUs; `--resume` knows what they lack. Of the
+other experiments as many run at once as there are GPUs; those that fill the same folder take turns, and those that time
+the host are alone. An experiment that has ended is not run again by equal code on an equal machine. What a step prints
+goes to build/evidence/STEP.log.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import shlex
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from queue import Queue
-from threading import Lock
+from threading import Event, Lock
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -32,19 +34,24 @@ from harness.store.files import read_json, write_whole
 
 FOLDER = environment.ROOT / "build" / "evidence"
 CORES_OF_PROCESS = 2  # of a sweep: while one measures, others build cuDNN's plans on the host
+MOST_PROCESSES = 8  # of a sweep, for each GPU: each has a CUDA context
+RESULTS = "results/DEVICE/"  # in a step's words, with DEVICE for the device's name
 
 
 class Step(NamedTuple):
     """A command of the harness.
 
-    minutes: about how long it takes one H100. words: those after `python -m harness`. folder: the one under
-    results/DEVICE that an experiment fills on a GPU of its own; "" for a sweep, which all GPUs share.
+    minutes  about how long it takes one H100
+    words    those after `python -m harness`
+    folder   the one under results/DEVICE that an experiment fills on a GPU of its own; "" for a sweep
+    alone    whether nothing else may use the host meanwhile
     """
 
     name: str
     minutes: float
     words: tuple[str, ...]
     folder: str = ""
+    alone: bool = False
 
 
 def _sweep(config: str, precision: str, minutes: float) -> Step:
@@ -52,6 +59,7 @@ def _sweep(config: str, precision: str, minutes: float) -> Step:
     return Step(f"{config}-{precision}", minutes, words)
 
 
+PREPARED = ("--provider", "cuconv", "cuconv_prepared", "--algorithm", "auto", "--hot-only", "--resume")
 STEPS = (
     *(_sweep("paper", precision, minutes) for precision, minutes in ((FP32, 25), (TF32, 40), (FP16, 45), (BF16, 45))),
     *(_sweep("strided", precision, 3) for precision in (FP32, FP16)),
@@ -59,15 +67,16 @@ STEPS = (
     *(_sweep(config, FP32, 3) for config in ("fully_connected", "unseen")),
     *(_sweep("random", precision, 12) for precision in (FP32, FP16)),
     *(_sweep(one, FP32, 3) for one in ("vae", "super_resolution", "audio", "boards", "blur", "public")),
+    Step("prepared", 3, ("run", *PREPARED, "--out", f"{RESULTS}prepared")),
     Step("networks", 40, ("networks",), "networks"),
     Step("networks-kinds", 6, ("networks", "--breakdown"), "networks"),
     Step("networks-energy", 15, ("networks", "--energy"), "networks"),
-    Step("latency", 12, ("latency",), "latency"),
     Step("accuracy", 5, ("accuracy",), "accuracy"),
     Step("copies", 1, ("copies",), "bandwidth"),
-    Step("host", 3, ("host",), "host"),
     Step("kernels", 2, ("kernels",), "profile"),
     Step("counters", 3, ("kernels", "--counters"), "profile"),
+    Step("latency", 12, ("latency",), "latency", alone=True),
+    Step("host", 3, ("host",), "host", alone=True),
 )
 DRAWING = (("report", "figures"), ("report", "page"), ("report", "docs"))
 
@@ -79,77 +88,102 @@ def _run(options: argparse.Namespace) -> None:
         raise UsageError(f"--only {' '.join(unknown)}: the steps are {names}")
     if options.dry_run:
         for step in chosen:
-            print(f"{step.name:22} about {step.minutes:3g} min  {shlex.join(words_of(step, processes=1))}")
+            print(f"{step.name:22} about {step.minutes:3g} min  {shlex.join(['python', '-m', 'harness', *step.words])}")
         return
     device = environment.current_gpu("the steps", ": '--dry-run' prints them")
-    ended = Ended(FOLDER, environment.report(device, options.typed))
-    left = [step for step in chosen if not ended.has(step)]
-    failed = measure(left, torch.cuda.device_count(), os.cpu_count() or 1, ended.add)
-    for words in DRAWING:
-        subprocess.run([sys.executable, "-m", "harness", *words], cwd=environment.ROOT, check=False)
+    ended = Ended(FOLDER, environment.report(device, options.typed), environment.device_slug(device))
+    failed = measure(
+        [step for step in chosen if not ended.has(step)], visible_gpus(), len(os.sched_getaffinity(0)), ended
+    )
+    failed += [" ".join(words) for words in DRAWING if _start(["-m", "harness", *words])]
     if failed:
-        logs = ", ".join(str(log_of(step)) for step in failed)
-        raise ResultsError(f"{len(failed)} of {len(left)} steps failed ({logs}): the same command tries them again")
+        raise ResultsError(f"failed: {', '.join(failed)} (see {FOLDER}): the same command tries them again")
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs of this process, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return named.split(",") if named else [str(gpu) for gpu in range(torch.cuda.device_count())]
 
 
 class Ended:
-    """The steps that have ended, with the facts about the machine and the code: those of others do not count."""
+    """The experiments that have ended, with the facts about machine and code: those of others do not count."""
 
-    def __init__(self, folder: Path, facts: dict[str, object]):
-        self._path, self._facts, self._lock = folder / "ended.json", facts, Lock()
+    def __init__(self, folder: Path, facts: dict[str, object], device: str):
+        """device: its name under results/."""
+        self._path, self._facts, self.device, self._lock = folder / "ended.json", facts, device, Lock()
         self._steps = read_json(self._path, "delete it") if self._path.exists() else {}
 
     def has(self, step: Step) -> bool:
-        """Whether a step has ended here, by equal code."""
-        return step.name in self._steps and environment.comparable(self._steps[step.name], self._facts)
+        """Whether an experiment has ended here, by equal code, and its folder is there."""
+        there = (environment.ROOT / "results" / self.device / step.folder).is_dir()
+        return there and step.name in self._steps and environment.comparable(self._steps[step.name], self._of(step))
 
     def add(self, step: Step) -> None:
-        """Note that a step has ended; several threads may."""
+        """Note that an experiment has ended; several threads may. Sweeps are not noted."""
+        if not step.folder:
+            return
         with self._lock:
-            self._steps[step.name] = self._facts
+            self._steps[step.name] = self._of(step)
             write_whole(self._path, json.dumps(self._steps, indent=2) + "\n")
 
+    def _of(self, step: Step) -> dict[str, object]:
+        return {**self._facts, "words": [*step.words]}
 
-def measure(steps: Iterable[Step], gpus: int, cores: int, ended: Callable[[Step], None]) -> list[Step]:
-    """Run steps, call `ended` after each that ended well, and return the others."""
-    steps, failed = list(steps), []
+
+def measure(steps: Sequence[Step], gpus: Sequence[str], cores: int, ended: Ended) -> list[str]:
+    """Run steps on GPUs, as CUDA_VISIBLE_DEVICES names them; returns the names of those that failed."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    free: Queue[int] = Queue()
-    for gpu in range(gpus):
+    processes = min(MOST_PROCESSES * len(gpus), max(len(gpus), cores // CORES_OF_PROCESS))
+    failed: list[str] = []
+    interrupted = Event()
+    free: Queue[str] = Queue()
+    for gpu in gpus:
         free.put(gpu)
 
-    def run(step: Step, words: list[str], visible: dict[str, str]) -> None:
-        with log_of(step).open("w", encoding="utf-8") as log:
-            done = subprocess.run(
-                [sys.executable, *words[1:]], cwd=environment.ROOT, env=os.environ | visible, stdout=log,
-                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False,
-            )  # fmt: skip
-        if done.returncode:
-            failed.append(step)
-            progress.say(f"{step.name}: exit code {done.returncode}, see {log_of(step)}")
+    def run(step: Step, gpu: str = "") -> None:
+        there = RESULTS.replace("DEVICE", ended.device)
+        words = [word.replace(RESULTS, there) for word in command_of(step, processes)[1:]]
+        if code := _start(words, log_of(step), {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}):
+            failed.append(step.name)
+            progress.say(f"{step.name}: exit code {code}, see {log_of(step)}")
         else:
-            ended(step)
+            ended.add(step)
         bar.update(step.minutes)
 
-    def in_turn(those: list[Step]) -> None:
+    def in_turn(those: Sequence[Step]) -> None:
         gpu = free.get()
-        for step in those:
-            run(step, words_of(step), {"CUDA_VISIBLE_DEVICES": str(gpu)})
-        free.put(gpu)
+        try:
+            for step in those:
+                if not interrupted.is_set():
+                    run(step, gpu)
+        finally:
+            free.put(gpu)
 
     by_folder = defaultdict(list)
     for step in steps:
-        by_folder[step.folder].append(step)
-    with progress.weighed(sum(step.minutes for step in steps)) as bar, ThreadPoolExecutor(gpus) as pool:
-        for step in by_folder.pop("", []):
-            bar.set_description_str(step.name)
-            run(step, words_of(step, max(gpus, cores // CORES_OF_PROCESS)), {})
-        bar.set_description_str(" ".join(by_folder))
-        list(pool.map(in_turn, by_folder.values()))
+        if step.folder and not step.alone:
+            by_folder[step.folder].append(step)
+    with progress.weighed(sum(step.minutes for step in steps)) as bar:
+        for step in steps:
+            if not step.folder:
+                bar.set_description_str(step.name)
+                run(step)
+        bar.set_description_str("experiments")
+        with ThreadPoolExecutor(len(gpus)) as pool:
+            try:
+                list(pool.map(in_turn, by_folder.values()))
+            except BaseException:  # Ctrl-C, which has ended the commands that run, too
+                interrupted.set()
+                raise
+        for step in steps:
+            if step.alone:
+                bar.set_description_str(step.name)
+                run(step, gpus[0])
     return failed
 
 
-def words_of(step: Step, processes: int = 0) -> list[str]:
+def command_of(step: Step, processes: int) -> list[str]:
     """The command line of a step. processes: those that share a sweep."""
     if step.folder:
         return ["python", "-m", "harness", *step.words]
@@ -162,6 +196,16 @@ def log_of(step: Step) -> Path:
     return FOLDER / f"{step.name}.log"
 
 
+def _start(words: Sequence[str], log: Path | None = None, variables: Mapping[str, str] = MappingProxyType({})) -> int:
+    """Run Python with these words in the project's folder; returns the exit code."""
+    with log.open("w", encoding="utf-8") if log else nullcontext() as file:
+        done = subprocess.run(
+            [sys.executable, *words], cwd=environment.ROOT, env={**os.environ, **variables}, stdin=subprocess.DEVNULL,
+            stdout=file, stderr=subprocess.STDOUT if log else None, check=False,
+        )  # fmt: skip
+    return done.returncode
+
+
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="STEP", help="these steps; --dry-run prints them")
     parser.add_argument("--dry-run", action="store_true", help="print the steps and stop")
@@ -169,7 +213,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 main = command.program(
     "harness evidence",
-    "Measure all that the pages show, by every GPU of this host, and draw it again.",
+    "Measure what the pages show, by every GPU of this host, and draw it again.",
     _run,
     _add_options,
     go_on="go on with the same command",

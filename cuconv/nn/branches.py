@@ -32,7 +32,7 @@ aten = torch.ops.aten
 SAME = (aten.clone.default, aten.unsqueeze.default, aten.squeeze.dim)
 """Operators that give elements in their order: as a copy, or as images of one row and back."""
 Places = tuple[slice, slice]
-"""The taps of a filter that those of a smaller one are, vertically and horizontally."""
+"""Where the taps of a smaller filter lie in the largest one: slices of its rows and of its columns."""
 Branch = tuple[Operands, Places]
 """A convolution, and the places of its taps among those of the convolution that is to compute it, too."""
 
@@ -40,13 +40,14 @@ Branch = tuple[Operands, Places]
 def merge_branches(graph: fx.Graph, constants: set[Node]) -> None:
     """Make one convolution of those in a sum that read the same input, and of batch norms of that input.
 
-    Batch norms of convolutions have been folded. The other operands are added behind the convolution, without zeros.
+    Batch norms of convolutions have been folded. In such a sum, and in one with a zero, the convolutions come first and
+    zeros are left out, so that it may be rounded otherwise than before.
     """
     roots = [node for node in graph.nodes if _is_sum(node) and not _is_inner(node)]
     for root in [node for node in roots if is_laid_out_in_example(node.meta["val"])]:
-        operands = _operands(root)
+        operands = _addends(root)
         with graph.inserting_before(root):
-            merged = _merged_operands(operands, kind_of(root), constants)
+            merged = _merged_addends(operands, kind_of(root), constants)
             if len(merged) == len(operands):
                 continue
             total = merged[0]  # a convolution: a sum has the format of its first operand
@@ -67,8 +68,8 @@ def _is_inner(node: Any) -> bool:
     return user is not None and _is_sum(user) and kind_of(user) == kind_of(node) and user.args.count(node) == 1
 
 
-def _operands(root: Node) -> list[Any]:
-    """The operands of a sum, those of inner sums in their place."""
+def _addends(root: Node) -> list[Any]:
+    """What a sum adds, with the addends of inner sums in their place."""
     found, rest = [], [*reversed(root.args)]
     while rest:
         operand = rest.pop()
@@ -79,8 +80,8 @@ def _operands(root: Node) -> list[Any]:
     return found
 
 
-def _merged_operands(operands: list[Any], kind: tuple[Any, ...], constants: set[Node]) -> list[Any]:
-    """The operands of a sum of a kind, convolutions first, in which branches are one convolution; all without one."""
+def _merged_addends(operands: list[Any], kind: tuple[Any, ...], constants: set[Node]) -> list[Any]:
+    """The addends of a sum, convolutions first, in which branches are one convolution; without any, they stay."""
     convolutions = [one for one in operands if _is_read_here(one, kind) and one.target is CONV2D]
     if not convolutions:
         return operands
@@ -89,7 +90,7 @@ def _merged_operands(operands: list[Any], kind: tuple[Any, ...], constants: set[
     found = [*convolutions, *others]
     for base in convolutions:
         if base in found:
-            found = _merged(base, found, constants)
+            found = _with_branches_merged(base, found, constants)
     return found
 
 
@@ -98,8 +99,8 @@ def _is_read_here(operand: Any, kind: tuple[Any, ...]) -> bool:
     return isinstance(operand, fx.Node) and only_user(operand) is not None and kind_of(operand) == kind
 
 
-def _merged(base: Node, operands: list[Any], constants: set[Node]) -> list[Any]:
-    """The operands of a sum, in which a convolution and its branches are one convolution, the first operand."""
+def _with_branches_merged(base: Node, operands: list[Any], constants: set[Node]) -> list[Any]:
+    """The addends of a sum, in which a convolution and its branches are one convolution, the first addend."""
     others = [*operands]
     others.remove(base)
     whole = _branch(base, base, constants)
@@ -107,8 +108,9 @@ def _merged(base: Node, operands: list[Any], constants: set[Node]) -> list[Any]:
     found = [branch for branch in branches if branch is not None]
     if whole is None or not found:
         return [base, *others]
-    call = base.graph.call_function(CONV2D, tuple(_summed([whole, *found], constants)))
+    call = base.graph.call_function(CONV2D, tuple(_sum_of([whole, *found], base.graph, constants)))
     layers = [one for one, branch in zip(others, branches, strict=True) if branch and one.target is CONV2D]
+    layers = [one for one in layers if one is not base]  # as in x + x
     for layer in layers:
         layer.meta["kind"] = "branch"
     words = f"{len(found)} branch{'es' if len(found) > 1 else ''}"
@@ -116,13 +118,16 @@ def _merged(base: Node, operands: list[Any], constants: set[Node]) -> list[Any]:
     return [call, *(one for one, branch in zip(others, branches, strict=True) if branch is None)]
 
 
-def _summed(branches: list[Branch], constants: set[Node]) -> Operands:
+def _sum_of(branches: list[Branch], graph: fx.Graph, constants: set[Node]) -> Operands:
     """The operands of the convolution that computes the sum of branches, the first of which has all taps."""
     whole, _ = branches[0]
     weights = [exact(branch.weight) for branch, _ in branches]
-    weight = rounded_node(summed_weight, (weights, [places for _, places in branches]), whole.weight, constants)
+    places = [one for _, one in branches]
+    weight = rounded_node(summed_weight, (weights, places), whole.weight.meta["val"], graph, constants)
     biases = [branch.bias for branch, _ in branches if branch.bias is not None]
-    bias = rounded_node(summed_bias, ([*map(exact, biases)],), biases[0], constants) if biases else None
+    bias = None
+    if biases:
+        bias = rounded_node(summed_bias, ([*map(exact, biases)],), biases[0].meta["val"], graph, constants)
     return whole._replace(weight=weight, bias=bias)
 
 

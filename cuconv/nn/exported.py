@@ -27,10 +27,11 @@ STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 def fold(program: ExportedProgram, *, precision: str = FP32) -> ExportedProgram:
     """A copy of an exported program whose convolutions are `torch.ops.cuconv.conv2d`, with what follows folded in.
 
-    The sum with a shortcut and an activation become arguments of the operator. A batch norm is multiplied into the
-    weights, and all else that depends on weights alone is computed now, too: such results are buffers `folded_0`,
-    `folded_1`, ... of the copy. Sizes that the program leaves free stay free. Convolutions that cuConv does not compute
-    stay torch's, such as those of a program that was exported on a CPU.
+    The sum with a shortcut and an activation become arguments of the operator, and a sum of convolutions of one input
+    becomes one call. A batch norm is multiplied into the weights, and all else that depends on weights alone is
+    computed now, too: such results are buffers `folded_0`, `folded_1`, ... of the copy. Sizes that the program leaves
+    free stay free. Convolutions that cuConv does not compute stay torch's, such as those of a program that was exported
+    on a CPU.
 
     A process that loads the copy, or a package that AOTInductor has made of it, imports cuconv.nn first.
 

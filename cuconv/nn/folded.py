@@ -21,8 +21,8 @@ from cuconv.core.activation import NONE, RELU
 from cuconv.nn.dispatch import inside
 from cuconv.nn.formats import HALVES
 from cuconv.nn.frozen import Concatenation, FrozenConv2d, FrozenLinear
-from cuconv.nn.fusions import aten, fully_connected
-from cuconv.nn.nodes import Node, Operands, only_user
+from cuconv.nn.fusions import fully_connected
+from cuconv.nn.nodes import Node, Operands, joined
 from cuconv.nn.operator import CONV2D, recorded
 from cuconv.nn.padding import in_pairs
 from cuconv.nn.pooling import max_pool2d
@@ -230,8 +230,7 @@ class _Frozen:
             elif node.target is fully_connected:
                 self._freeze_linear(node)
         for node in list(graph.nodes):
-            if node.target is aten.cat.default:
-                self._concatenate(node)
+            self._concatenate(node)
         for node in list(graph.nodes):
             if node in constants and node.op == "call_function" and not constants.issuperset(node.users):
                 with graph.inserting_before(node):  # graph.get_attr() would warn, since the attribute is set later
@@ -276,16 +275,11 @@ class _Frozen:
 
     def _concatenate(self, node: Node) -> None:
         """Let convolutions write to their places in a concatenation that alone uses their outputs."""
-        parts, dim = (*node.args, 0)[:2]
+        parts = joined(node)
         layers = [self._layers.get(str(part.target)) for part in parts]
-        value = node.meta["val"]
-        if dim not in (1, -3) or value.dim() != 4 or len(parts) < 2 or len(set(parts)) < len(parts):
+        if not parts or not all(type(layer) is FrozenConv2d for layer in layers):
             return
-        if any(part.meta["val"].dtype != value.dtype for part in parts):
-            return
-        if not all(type(layer) is FrozenConv2d for layer in layers):
-            return
-        if not all(len(part.args) == 1 and only_user(part) is node for part in parts):
+        if not all(len(part.args) == 1 for part in parts):  # one with a residual
             return
         self._call(
             node,

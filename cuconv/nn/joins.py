@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from cuconv.nn.activated import activation_in
-from cuconv.nn.nodes import Node, Operands, kind_of, only_user
+from cuconv.nn.nodes import Node, Operands, joined, kind_of, only_user
 from cuconv.nn.norms import takes_norm
 from cuconv.nn.operator import CONV2D
 from cuconv.nn.phases import INTERLEAVE, interleaved, repeated, transposed_by
@@ -42,13 +42,8 @@ def _is_join(node: Node) -> bool:
     """Whether a node joins outputs that nothing else reads, and whose channels it has."""
     if node.target is INTERLEAVE:
         return True
-    if node.target is not aten.cat.default or node.kwargs or node.meta["val"].dim() != 4:
-        return False
-    parts, dim = (*node.args, 0)[:2]
-    values = [part.meta["val"] for part in parts]
-    is_apart = len(set(parts)) == len(parts) and all(only_user(part) is node for part in parts)
-    is_of_a_kind = all(value.dim() == 4 and value.dtype == values[0].dtype for value in values)
-    return dim in (1, -3) and is_apart and is_of_a_kind and all(type(value.shape[1]) is int for value in values)
+    values = [part.meta["val"] for part in joined(node)]
+    return bool(values) and all(value.dim() == 4 and type(value.shape[1]) is int for value in values)
 
 
 def _moves(user: Node, join: Node, constants: set[Node]) -> bool:
@@ -82,12 +77,12 @@ def _moved(user: Node, join: Node, constants: set[Node]) -> Node:
             moved = graph.call_function(user.target, (part, *operands), user.kwargs)
             moved.meta = {**user.meta, "val": part.meta["val"]}
             found.append(moved)
-        joined = graph.call_function(join.target, (found, *others))
-    joined.meta = dict(join.meta)
-    user.replace_all_uses_with(joined)
+        moved_join = graph.call_function(join.target, (found, *others))
+    moved_join.meta = dict(join.meta)
+    user.replace_all_uses_with(moved_join)
     graph.erase_node(user)
     graph.erase_node(join)
-    return joined
+    return moved_join
 
 
 def _of_parts(join: Node) -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:

@@ -47,6 +47,16 @@ class Operands(NamedTuple):
         return self.function == NONE and self.residual is None
 
 
+def joined(node: Node) -> list[Node]:
+    """The images whose channels a concatenation joins, where nothing else reads them; [] for all other nodes."""
+    if node.target is not torch.ops.aten.cat.default or node.kwargs or node.meta["val"].dim() != 4:
+        return []
+    parts, dim = (*node.args, 0)[:2]
+    is_apart = 1 < len(parts) == len(set(parts)) and all(only_user(part) is node for part in parts)
+    same_type = all(part.meta["val"].dtype == node.meta["val"].dtype for part in parts)
+    return [*parts] if dim in (1, -3) and is_apart and same_type else []
+
+
 def only_user(node: Node) -> Node | None:
     """The node that alone uses another one, if there is one."""
     return next(iter(node.users)) if len(node.users) == 1 else None

@@ -26,18 +26,21 @@ def normalised(operands: Operands, norm: Node, constants: set[Node]) -> Operands
         return None
     _, gain, shift, mean, variance, eps = norm.args
     bias = None if operands.bias is None else exact(operands.bias)
-    weight = rounded_node(scaled_weight, (exact(operands.weight), gain, variance, eps), operands.weight, constants)
-    bias = rounded_node(shifted_bias, (bias, gain, shift, mean, variance, eps), operands.weight, constants)
-    bias.meta["val"] = mean.meta["val"].to(weight.meta["val"].dtype)
+    example = operands.weight.meta["val"]
+    made = norm.graph, constants
+    weight = rounded_node(scaled_weight, (exact(operands.weight), gain, variance, eps), example, *made)
+    of_filters = mean.meta["val"].to(example.dtype)
+    bias = rounded_node(shifted_bias, (bias, gain, shift, mean, variance, eps), of_filters, *made)
     return operands._replace(weight=weight, bias=bias)
 
 
-def rounded_node(function: Any, arguments: tuple[Any, ...], like: Node, constants: set[Node]) -> Node:
-    """A constant that a function computes in float64, rounded to the type of another node, whose shape it has."""
-    value = like.meta["val"]
-    unrounded = like.graph.call_function(function, arguments)
-    node = like.graph.call_function(rounded, (unrounded, value.dtype))
-    node.meta["val"] = value
+def rounded_node(
+    function: Any, arguments: tuple[Any, ...], example: Tensor, graph: fx.Graph, constants: set[Node]
+) -> Node:
+    """A constant that a function computes in float64, rounded to the type of an example, whose shape it has."""
+    unrounded = graph.call_function(function, arguments)
+    node = graph.call_function(rounded, (unrounded, example.dtype))
+    node.meta["val"] = example
     constants |= {unrounded, node}
     return node
 

@@ -50,7 +50,8 @@ def selected(
         pytest.skip("another architecture")
     listed = [config for config in found if algorithm.slowdown(problem, spec, config, CallOptions()) < inf]
     others = [config for config in found if config not in listed]
-    return listed + others[:: max(1, len(others) // OTHERS)]
+    assert found, f"{algorithm.name} has no such configuration for {problem.label}"
+    return listed + others[:: -(-len(others) // OTHERS) or 1]
 
 
 def configurations(

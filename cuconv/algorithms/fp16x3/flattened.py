@@ -40,7 +40,7 @@ class Flattened(NamedTuple):
     pitch      positions of a row
     rows       of an image or a strip, with the padding that it does not share
     strips     of the outputs of one phase
-    positions  those of all images, up to the last output: what follows it are zeros
+    positions  those of all images, up to the last output; the last tile's halo reads what follows
     chunks     of channels, for all pieces
     """
 

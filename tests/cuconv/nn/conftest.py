@@ -1,4 +1,4 @@
-"""The fixture `on_a_gpu`: cuconv.nn on CPU tensors, where float64 computes what would be launched."""
+"""Fixtures: `on_a_gpu`, cuconv.nn on CPU tensors, where float64 computes what would be launched, and others."""
 
 import pytest
 import torch
@@ -22,6 +22,14 @@ def torch_does_no_more_than_is_needed():
                 patch.setattr(device, "manual_seed_all", lambda seed: None)
         patch.setattr(torch._dynamo.guards, "profile_guard_manager", lambda *_: 0.0)
         yield
+
+
+@pytest.fixture
+def nothing_compiled():
+    """Begin and end each test without compiled code, which torch keeps for functions, not for models."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 def launch(input, weight, bias, stride, padding, dilation, groups, *, activation, residual, out=None):

@@ -21,12 +21,7 @@ from tests.cuconv.nn.zoo.entries import Model
 FROZEN = {"freeze": True}
 
 
-@pytest.fixture(autouse=True)
-def nothing_compiled():
-    """Begin and end each test without compiled code, which torch keeps for functions, not for models."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 def compiled(model, **options):

@@ -17,12 +17,7 @@ CONV2D = torch.ops.cuconv.conv2d.default
 HALVES = {torch.float16: 3e-3, torch.bfloat16: 3e-2}  # and the largest relative L2 error of a small model
 
 
-@pytest.fixture(autouse=True)
-def nothing_compiled():
-    """Begin and end each test without compiled code, which torch keeps for functions, not for models."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 def made(function, channels=4, axes=2, **layers):
@@ -233,6 +228,8 @@ def test_the_report_has_a_row_for_each_layer(on_a_gpu):
     }
     products = 2 * 4 * 4 * 2 * 8 * 9
     assert sum(row.flop for row in report.rows) == products * (9 + 9 + 1)
+    _, report = cuconv.nn.convert(ONE["the same twice"](), torch.randn(SIZES[0]))
+    assert [(row.name, row.kind, row.flop) for row in report.rows] == [("small", "conv", products)]
 
 
 @torch.no_grad()

@@ -19,12 +19,7 @@ LAYOUTS = (torch.contiguous_format, torch.channels_last)
 LEFT = {"classifier": ["last"]}  # layers that torch computes: 20 input features
 
 
-@pytest.fixture(autouse=True)
-def nothing_compiled():
-    """Begin and end each test without compiled code, which torch keeps for functions, not for models."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 @torch.no_grad()

@@ -24,12 +24,7 @@ GEOMETRIES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def nothing_compiled():
-    """Begin and end each test without compiled code, which torch keeps for functions, not for models."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 def operands(groups=1, length=3):

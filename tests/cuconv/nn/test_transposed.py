@@ -48,12 +48,7 @@ CASES = [(1, *case) for case in SIGNALS] + [(2, *case) for case in IMAGES]
 cases = pytest.mark.parametrize(("axes", "size", "options", "count"), CASES, ids=str)
 
 
-@pytest.fixture(autouse=True)
-def nothing_compiled():
-    """Begin and end each test without compiled code, which torch keeps for functions, not for models."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 def operands(axes, size, groups=1):
