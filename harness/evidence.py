@@ -15,13 +15,12 @@ import shlex
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from queue import Queue
 from threading import Event, Lock
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -144,7 +143,7 @@ def measure(steps: Sequence[Step], gpus: Sequence[str], cores: int, ended: Ended
     def run(step: Step, gpu: str = "") -> None:
         there = RESULTS.replace("DEVICE", ended.device)
         words = [word.replace(RESULTS, there) for word in command_of(step, processes)[1:]]
-        if code := _start(words, log_of(step), {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}):
+        if code := _start(words, log_of(step), gpu):
             failed.append(step.name)
             progress.say(f"{step.name}: exit code {code}, see {log_of(step)}")
         else:
@@ -196,8 +195,9 @@ def log_of(step: Step) -> Path:
     return FOLDER / f"{step.name}.log"
 
 
-def _start(words: Sequence[str], log: Path | None = None, variables: Mapping[str, str] = MappingProxyType({})) -> int:
-    """Run Python with these words in the project's folder; returns the exit code."""
+def _start(words: Sequence[str], log: Path | None = None, gpu: str = "") -> int:
+    """Run Python with these words in the project's folder; returns the exit code. gpu: the only one that it sees."""
+    variables = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
     with log.open("w", encoding="utf-8") if log else nullcontext() as file:
         done = subprocess.run(
             [sys.executable, *words], cwd=environment.ROOT, env={**os.environ, **variables}, stdin=subprocess.DEVNULL,

@@ -69,7 +69,7 @@ def _is_inner(node: Any) -> bool:
 
 
 def _addends(root: Node) -> list[Any]:
-    """What a sum adds, with the addends of inner sums in their place."""
+    """The addends of a sum; those of inner sums stand in their place."""
     found, rest = [], [*reversed(root.args)]
     while rest:
         operand = rest.pop()

@@ -31,9 +31,8 @@ each_scales = pytest.mark.parametrize(
 )
 
 
-OTHERS = (
-    8  # configurations of a problem whose kernels are not of the closed set: each has variants of its own to compile
-)
+# Configurations of a problem, at most, whose kernels are not of the closed set: most have a variant to compile.
+OTHERS = 8
 
 
 def selected(
