@@ -66,6 +66,8 @@ STEPS = (
     *(_sweep(config, FP32, 3) for config in ("fully_connected", "unseen")),
     *(_sweep("random", precision, 12) for precision in (FP32, FP16)),
     *(_sweep(one, FP32, 3) for one in ("vae", "super_resolution", "audio", "boards", "blur", "public")),
+    *(_sweep("bias_relu", precision, minutes) for precision, minutes in ((FP32, 11), (TF32, 17), (FP16, 19))),
+    *(_sweep("bias_add_relu", precision, 3) for precision in (FP32, TF32, FP16)),
     Step("prepared", 3, ("run", *PREPARED, "--out", f"{RESULTS}prepared")),
     Step("networks", 40, ("networks",), "networks"),
     Step("networks-kinds", 6, ("networks", "--breakdown"), "networks"),

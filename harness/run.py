@@ -43,7 +43,7 @@ def _run(options: argparse.Namespace) -> None:
     if first and kind == "cpu" and (note := _note_on_a_cpu(options)):
         print(note)
     chosen = _sweep(options, kind)
-    providers = _providers(options, kind)
+    providers = _with_epilogue(chosen, _providers(options, kind), bool(options.provider))
     algorithms = _algorithms(options, providers)
     if options.list:
         _print_list(chosen, kind, options.precision)
@@ -84,6 +84,7 @@ def _measure(
         environment=environment.identifier(facts),
         device_slug=slug,
         precision=options.precision,
+        epilogue=chosen.epilogue,
         other_times=second_pass.has_other_times(device) and not options.hot_only,
     )
     entrants = None
@@ -262,6 +263,18 @@ def _providers(options: argparse.Namespace, kind: str) -> tuple[str, ...]:
             raise UsageError(f"--provider {name}: on {kind} in {options.precision} there are {', '.join(possible)}")
     chosen = options.provider or [name for name in possible if not PROVIDERS[name].optional]
     return tuple(dict.fromkeys([*chosen, *(name for name in possible if is_own(name))]))
+
+
+def _with_epilogue(chosen: Sweep, providers: tuple[str, ...], are_named: bool) -> tuple[str, ...]:
+    """The contenders that have calls with the sweep's epilogue. Raises UsageError where a named one has none, or all."""
+    having = tuple(name for name in providers if PROVIDERS[name].epilogues or not chosen.epilogue)
+    if having == providers or (having and not are_named):
+        return having
+    lacking = next(name for name in providers if name not in having)
+    able = ", ".join(provider.name for provider in PROVIDERS.values() if provider.epilogues)
+    raise UsageError(
+        f"--config {chosen.name}: {lacking} has no calls with the epilogue {chosen.epilogue}: on a GPU {able} have"
+    )
 
 
 def _algorithms(options: argparse.Namespace, providers: tuple[str, ...]) -> frozenset[str] | None:

@@ -121,12 +121,14 @@ class Sweep:
     """The cases that one command measures: all batch sizes of a layer, then the next layer.
 
     runs is the number of timed runs of each algorithm, workspace_limit the bytes of temporary memory it may use.
+    epilogue is what follows each convolution in the same call (`config_files.Settings`), "" for nothing.
     """
 
     name: str
     cases: tuple[Case, ...]
     runs: int
     workspace_limit: int
+    epilogue: str = ""
 
 
 def problem_labelled(label: str) -> ConvProblem:
@@ -192,7 +194,7 @@ def load_sweep(
             f"{sweep} has {count} cases of {len(chosen)} layers: must be at most {MOST_CASES}; divide it"
         )
     cases = tuple(Case(layer, batch) for layer, its in batches_of for batch in its)
-    return Sweep(path.stem, cases, spec.runs, spec.workspace_limit_mib * MIB)
+    return Sweep(path.stem, cases, spec.runs, spec.workspace_limit_mib * MIB, spec.epilogue)
 
 
 def _random_sweep(data: dict[str, Any], path: Path, batches: Iterable[int] | None, wanted: Slices) -> Sweep:
@@ -306,10 +308,11 @@ def _choice(present: list[str], what: str, unknown: str, config: str | Path) -> 
 
 
 def _configs_with(network: str) -> str:
-    """The sweeps of configs/ that have layers of a known network, or else the file of that network."""
+    """The sweeps of plain convolutions in configs/ that have layers of a known network, or else that network's file."""
     sweeps = []
     for name in _stems(CONFIGS):
         with suppress(CatalogueError):  # a sweep that cannot be read is no choice
-            if any(network in case.layer.networks for case in load_sweep(name).cases):
+            sweep = load_sweep(name)
+            if not sweep.epilogue and any(network in case.layer.networks for case in sweep.cases):
                 sweeps.append(name)
     return " or ".join(sweeps or [f"configs/networks/{network}.yaml"])

@@ -165,12 +165,21 @@ BatchSizes = Annotated[list[Size], AfterValidator(_distinct)]
 BATCHES = f"a list of different batch sizes, each {COUNTING}"
 
 
+Epilogue = Literal["", "bias_relu", "bias_add_relu"]
+EPILOGUES: tuple[str, ...] = get_args(Epilogue)
+
+
 class Settings(Strict):
-    """The settings of a sweep: batch sizes, timed runs of each algorithm, the limit of temporary memory in MiB."""
+    """The settings of a sweep.
+
+    batch_sizes; runs: timed ones of each algorithm; workspace_limit_mib: the limit of temporary memory. epilogue: what
+    follows the convolution in the same call, a bias and ReLU, or a bias, the addition of a tensor, and ReLU.
+    """
 
     batch_sizes: BatchSizes = Field(default=[1], min_length=1, description=BATCHES)
     runs: int = Field(default=RUNS, ge=1, le=MOST_RUNS, description=f"a whole number from 1 to {MOST_RUNS}")
     workspace_limit_mib: Size = 1024
+    epilogue: Epilogue = Field(default="", description=_one_of(EPILOGUES[1:]))
 
 
 class SweepLayer(NetworkLayer):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from math import sqrt
 from typing import Any
 
 import torch
@@ -74,28 +75,44 @@ class Operands:
     """The tensors of one case on the measured device.
 
     Those that contenders share are float32, NCHW and contiguous. In half precision their values are of that type.
+    With a bias (M,), a call computes relu(convolution + bias), or relu(convolution + bias + residual) where there is a
+    residual.
     """
 
     input: torch.Tensor
     weight: torch.Tensor
     output: torch.Tensor
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
 
     def laid_out(self, layout: Layout) -> Operands:
         """Copies of the tensors in another type or order. FP32 in NCHW are the tensors themselves."""
         if layout == PLAIN:
             return self
-        return Operands(layout.of(self.input), layout.of(self.weight), layout.of(self.output))
+        bias = None if self.bias is None else self.bias.to(layout.dtype)
+        residual = None if self.residual is None else layout.of(self.residual)
+        return Operands(layout.of(self.input), layout.of(self.weight), layout.of(self.output), bias, residual)
 
     @classmethod
-    def random(cls, problem: ConvProblem, generator: torch.Generator) -> Operands:
+    def random(cls, problem: ConvProblem, generator: torch.Generator, epilogue: str = "") -> Operands:
         """Normal input and weights of a problem on the generator's device, and an output that is not initialised.
 
-        Their values are those of the problem's precision, so that the error of a call is its own.
+        With an epilogue (`harness.cases.config_files.Settings`) there are also a bias and maybe a residual, as large as
+        the convolution's sums. All values are those of the problem's precision, so that the error of a call is its own.
         """
         device, dtype = generator.device, LAYOUTS[problem.precision][0].dtype
-        shapes = problem.input_shape, problem.weight_shape
-        input, weight = (torch.randn(shape, generator=generator, device=device).to(dtype).float() for shape in shapes)
-        return cls(input, weight, torch.empty(problem.output_shape, device=device))
+
+        def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
+            return (torch.randn(shape, generator=generator, device=device) * scale).to(dtype).float()
+
+        input, weight = normal(*problem.input_shape), normal(*problem.weight_shape)
+        output, scale = (
+            torch.empty(problem.output_shape, device=device),
+            sqrt(problem.group_channels * problem.kh * problem.kw),
+        )
+        bias = normal(problem.m, scale=scale) if epilogue else None
+        residual = normal(*problem.output_shape, scale=scale) if epilogue == "bias_add_relu" else None
+        return cls(input, weight, output, bias, residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +157,7 @@ class Contender(ABC):
 
     def __init__(self, precision: str = FP32) -> None:
         self.precision = precision
+        self.epilogue = ""  # that of the sweep (`harness.cases.config_files.Settings`)
 
     def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:  # noqa: B027
         """Prepare once, before the first case, for all problems; algorithms None stands for every one."""

@@ -58,7 +58,7 @@ def laid_out(operands: Operands, precision: str) -> Operands:
 def _prepare(algorithm: str, problem: ConvProblem, operands: Operands, precision: str) -> Prepared:
     problem, operands = replace(problem, precision=precision), laid_out(operands, precision)
     try:
-        plan = cuconv.plan(problem, operands.input.device.index, algorithm)
+        plan = cuconv.plan(problem, operands.input.device.index, algorithm, residual=operands.residual is not None)
     except cuconv.UnsupportedProblem as error:
         raise NotRunnable("unsupported", str(error)) from None
     convolve = partial(
@@ -66,6 +66,9 @@ def _prepare(algorithm: str, problem: ConvProblem, operands: Operands, precision
         operands.input,
         operands.weight,
         **problem.geometry,
+        bias=operands.bias,
+        residual=operands.residual,
+        relu=operands.bias is not None,
         out=operands.output,
         algorithm=algorithm,
         precision=TF32 if precision == TF32_LAST else precision,

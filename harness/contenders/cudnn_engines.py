@@ -108,10 +108,10 @@ class Contender(base.Contender):
         """The plans of a case in each layout of the precision."""
         found = []
         for layout in LAYOUTS[self.precision]:
-            plans = _Plans(self._cudnn, self._handle, self._workspace, problem, layout)
+            plans = _Plans(self._cudnn, self._handle, self._workspace, problem, layout, self.epilogue)
             plans.exclude_other_precision(self.precision)
             distinct = plans.distinct(partial(self._is_measured, layout))
-            notes = self._notes.of([plans.engine(index) for _, index, _ in distinct], problem, layout)
+            notes = self._notes.of([plans.engine(index) for _, index, _ in distinct], problem, layout, self.epilogue)
             found.append(_Built(layout, plans, distinct, notes))
         return found
 
@@ -177,21 +177,21 @@ class _Notes:
         self._failures = _failures(cudnn)
         self._known: dict[tuple[str, int], dict[str, bool]] = {}  # by layout and engine, then by note
 
-    def of(self, engines: Sequence[tuple[int, Any]], problem: ConvProblem, layout: Layout) -> list[str]:
+    def of(self, engines: Sequence[tuple[int, Any]], problem: ConvProblem, layout: Layout, epilogue: str) -> list[str]:
         """The notes of each engine in words; engines: numbers and knobs of plans for a problem in a layout."""
         if new := {engine: knobs for engine, knobs in engines if (layout.suffix, engine) not in self._known}:
             self._known |= {(layout.suffix, engine): {} for engine in new}
             for name, note in self._cudnn.numerical_note.__members__.items():
                 with suppress(*self._failures):
-                    for engine, has_it in self._asked(note, new, problem, layout):
+                    for engine, has_it in self._asked(note, new, problem, layout, epilogue):
                         self._known[layout.suffix, engine][name] = has_it
         return [_in_words(self._known[layout.suffix, engine]) for engine, _ in engines]
 
     def _asked(
-        self, note: Any, engines: dict[int, Any], problem: ConvProblem, layout: Layout
+        self, note: Any, engines: dict[int, Any], problem: ConvProblem, layout: Layout, epilogue: str
     ) -> Iterator[tuple[int, bool]]:
         """The engines for which a plan can be made, each with whether it has a note."""
-        graph, _ = _graph(self._cudnn, self._handle, problem, layout)
+        graph, _ = _graph(self._cudnn, self._handle, problem, layout, epilogue)
         listed = []
         for engine, knobs in engines.items():
             with suppress(*self._failures):
@@ -230,9 +230,17 @@ def _failures(cudnn: Any) -> tuple[type[Exception], ...]:
 class _Plans:
     """The graph of one case with its plans."""
 
-    def __init__(self, cudnn: Any, handle: Any, workspace: Workspace, problem: ConvProblem, layout: Layout = PLAIN):
+    def __init__(
+        self,
+        cudnn: Any,
+        handle: Any,
+        workspace: Workspace,
+        problem: ConvProblem,
+        layout: Layout = PLAIN,
+        epilogue: str = "",
+    ):
         self._cudnn, self._handle, self._workspace = cudnn, handle, workspace
-        self._graph, self._tensors = _graph(cudnn, handle, problem, layout)
+        self._graph, self._tensors = _graph(cudnn, handle, problem, layout, epilogue)
         self._create()
 
     def _create(self) -> None:
@@ -304,7 +312,8 @@ class _Plans:
         """
         if failure:
             raise NotRunnable("unsupported", failure)
-        tensors = operands.input, operands.weight, operands.output
+        every = operands.input, operands.weight, operands.output, operands.bias, operands.residual
+        tensors = [tensor for tensor in every if tensor is not None]
         workspace = self.workspace(index)
 
         def call() -> torch.Tensor:
@@ -314,7 +323,7 @@ class _Plans:
         return Prepared(call, self.workspace_bytes(index), detail)
 
     def execute(self, index: int, workspace: torch.Tensor | None, *tensors: torch.Tensor) -> None:
-        """Enqueue a plan on the current stream, on input, weight and output of the layout.
+        """Enqueue a plan on the current stream, on input, weight, output, and bias and residual if any, of the layout.
 
         Raises NotRunnable where cuDNN refuses or fails.
         """
@@ -337,25 +346,31 @@ def _built(graph: Any, index: int, failures: tuple[type[Exception], ...]) -> str
     return ""
 
 
-def _graph(cudnn: Any, handle: Any, problem: ConvProblem, layout: Layout) -> tuple[Any, tuple[Any, Any, Any]]:
-    """The operation graph of a case in a layout, and its input, weight and output; sums are FP32."""
+def _graph(cudnn: Any, handle: Any, problem: ConvProblem, layout: Layout, epilogue: str) -> tuple[Any, tuple[Any, ...]]:
+    """The operation graph of a case in a layout, and its tensors in the order of `Operands`; sums are FP32."""
     real, last = cudnn.data_type.FLOAT, layout.channels_last
     halves = {torch.float16: cudnn.data_type.HALF, torch.bfloat16: cudnn.data_type.BFLOAT16}
     kind = halves.get(layout.dtype, real)
     graph = cudnn.pygraph(handle=handle, io_data_type=kind, intermediate_data_type=real, compute_data_type=real)
-    x = graph.tensor(name="input", dim=problem.input_shape, stride=_strides(problem.input_shape, last), data_type=kind)
-    w = graph.tensor(
-        name="weight", dim=problem.weight_shape, stride=_strides(problem.weight_shape, last), data_type=kind
-    )
+
+    def tensor(name: str, shape: Sequence[int]) -> Any:
+        return graph.tensor(name=name, dim=list(shape), stride=_strides(shape, last), data_type=kind)
+
+    x, w = tensor("input", problem.input_shape), tensor("weight", problem.weight_shape)
+    added = [tensor("bias", (1, problem.m, 1, 1))] if epilogue else []
+    added += [tensor("residual", problem.output_shape)] if epilogue == "bias_add_relu" else []
     # Groups follow from the channels of input and weight.
     steps = {name: list(problem.geometry[name]) for name in ("padding", "stride", "dilation")}
     y = graph.conv_fprop(image=x, weight=w, **steps, name="conv")
+    for other in reversed(added):  # the bias last, as in torch's calls: the order that cuDNN's own fused call has
+        y = graph.add(a=y, b=other)
+    y = graph.relu(input=y) if added else y
     # Without strides cuDNN would infer channels last.
     shape = list(problem.output_shape)
     y.set_output(True).set_data_type(kind).set_dim(shape).set_stride(_strides(shape, last))
     graph.validate()
     graph.build_operation_graph()
-    return graph, (x, w, y)
+    return graph, (x, w, y, *added)
 
 
 def _strides(shape: Any, channels_last: bool) -> list[int]:

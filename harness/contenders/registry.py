@@ -39,8 +39,8 @@ class Provider:
     module: its file under harness/contenders.
     colours: the colour of each of its algorithms, in order of display; empty where algorithms are listed case by case.
     colour: the colour of the algorithms that are not in `colours`. precisions: those that it can be measured in.
-    optional: a sweep measures it where --provider names it, and not by default. particular: what a sentence on its
-    times adds, such as "where it applies".
+    epilogues: whether its calls may add a bias and a residual, and apply ReLU. optional: a sweep measures it where
+    --provider names it, and not by default. particular: what a sentence on its times adds, such as "where it applies".
     """
 
     name: str
@@ -50,6 +50,7 @@ class Provider:
     colours: Mapping[str, str] = field(default_factory=dict)
     colour: str = ""
     precisions: tuple[str, ...] = (FP32,)
+    epilogues: bool = False
     optional: bool = False
     particular: str = ""
 
@@ -94,12 +95,12 @@ _TORCH = dict.fromkeys((*_MODES, *(f"{mode}{NHWC}" for mode in _MODES)), "#17a2b
 _CPU = {"two_stage": _RED, "onednn": "#3182bd", "native": "#08519c", "fft": "#a1d99b"}
 
 _ALL = (
-    Provider("cuconv", "cuConv", Role.OURS, "cuconv_gpu", dict.fromkeys(_CUCONV, _RED), _RED, MEASURED),
+    Provider("cuconv", "cuConv", Role.OURS, "cuconv_gpu", dict.fromkeys(_CUCONV, _RED), _RED, MEASURED, True),
     Provider("cuconv_prepared", "cuConv prepared", Role.PREPARED, "cuconv_prepared", {"auto": "#8c2d3a"}, "",
              MEASURED),
     Provider("cudnn", "cuDNN", Role.RIVAL, "cudnn_classic", _CLASSIC, "", PRECISIONS),
-    Provider("cudnn_engine", "cuDNN engine", Role.RIVAL, "cudnn_engines", {}, "#756bb1", MEASURED),
-    Provider("torch", "torch cuDNN", Role.RIVAL, "torch_cudnn", _TORCH, "", MEASURED),
+    Provider("cudnn_engine", "cuDNN engine", Role.RIVAL, "cudnn_engines", {}, "#756bb1", MEASURED, True),
+    Provider("torch", "torch cuDNN", Role.RIVAL, "torch_cudnn", _TORCH, "", MEASURED, True),
     Provider("cublas", "cuBLAS", Role.BESIDE, "cublas", {"bmm": "#636363"}, "", PRECISIONS,
              particular="where it applies"),
     Provider("cutlass", "CUTLASS", Role.BESIDE, "cutlass", {"fast_fp32": "#6a994e"}, optional=True,

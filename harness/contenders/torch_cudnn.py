@@ -42,6 +42,7 @@ class _Mode:
     deterministic: bool = False
 
 
+AS_IT_COMES: dict[str, Any] = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
 MODES = {"default": _Mode(), "benchmark": _Mode(benchmark=True), "deterministic": _Mode(deterministic=True)}
 
 
@@ -59,7 +60,7 @@ def _settings(mode: _Mode, precision: str = FP32) -> AbstractContextManager[None
 
 
 class Contender(base.Contender):
-    """torch.nn.functional.conv2d, called from one thread.
+    """torch.nn.functional.conv2d, or torch's fused calls where a sweep has an epilogue, called from one thread.
 
     Raises Unavailable without cuDNN, and where torch's plan cache is not limited to one plan.
     """
@@ -68,7 +69,6 @@ class Contender(base.Contender):
         super().__init__(precision)
         if not torch.backends.cudnn.is_available():
             raise Unavailable("this build of torch has no cuDNN")
-        self._other = torch.zeros(1, 1, 3, 3, device="cuda"), torch.zeros(1, 1, 2, 2, device="cuda")
         self._chosen_by: object = None  # the call whose plan is in torch's cache
         if self._cache_outlives_eviction():
             raise Unavailable(
@@ -90,33 +90,49 @@ class Contender(base.Contender):
         ]
 
     def _prepare(self, mode: _Mode, layout: Layout, problem: ConvProblem, operands: Operands) -> Prepared:
-        call = self._call(mode, layout.of(operands.input), layout.of(operands.weight), problem.geometry)
+        call = self._call(mode, operands.laid_out(layout), problem.geometry)
         call()  # chooses the plan; the memory of that is not the workspace of a call
         return Prepared(call, measured_workspace(call))
 
-    def _call(
-        self, mode: _Mode, input: torch.Tensor, weight: torch.Tensor, geometry: dict[str, Any]
-    ) -> Callable[[], torch.Tensor]:
+    def _call(self, mode: _Mode, operands: Operands, geometry: dict[str, Any]) -> Callable[[], torch.Tensor]:
         identity = object()
 
         def call() -> torch.Tensor:
             with _settings(mode, self.precision):
                 if self._chosen_by is not identity:
-                    self._evict()
+                    self._evict(operands)
                     self._chosen_by = identity
-                return F.conv2d(input, weight, **geometry)
+                return _convolved(operands, geometry)
 
         return call
 
-    def _evict(self) -> None:
-        """Evict the plan in torch's cache by another, of a shape that no network has."""
+    def _evict(self, operands: Operands) -> None:
+        """Evict the plan in torch's cache by another, of a shape that no network has.
+
+        torch has one cache for its fused calls, and one for others: the plan is of a call like that on the operands.
+        """
+        output = torch.zeros(1, 1, 2, 2, device="cuda")
+        bias = None if operands.bias is None else output.flatten()[:1]
+        residual = None if operands.residual is None else output
         with _settings(MODES["default"], self.precision):
-            F.conv2d(*self._other)
+            _convolved(Operands(torch.zeros(1, 1, 3, 3, device="cuda"), output, output, bias, residual), AS_IT_COMES)
 
     def _cache_outlives_eviction(self) -> bool:
         """Whether torch still knows a plan that should be evicted; the memory that a benchmark takes tells."""
-        operands = torch.zeros(2, 16, 28, 28, device="cuda"), torch.zeros(16, 16, 3, 3, device="cuda")
-        call = self._call(MODES["benchmark"], *operands, {"padding": 1})
+        output = torch.zeros(2, 16, 28, 28, device="cuda")
+        operands = Operands(output, torch.zeros(16, 16, 3, 3, device="cuda"), output)
+        call = self._call(MODES["benchmark"], operands, {**AS_IT_COMES, "padding": (1, 1)})
         chosen, repeated = measured_workspace(call), measured_workspace(call)
         self._chosen_by = None
         return measured_workspace(call) <= repeated < chosen
+
+
+def _convolved(operands: Operands, geometry: dict[str, Any]) -> torch.Tensor:
+    """The output of torch's call for the operands: the calls with bias and ReLU are those of torch's frozen models."""
+    input, weight, bias, residual = operands.input, operands.weight, operands.bias, operands.residual
+    if bias is None:
+        return F.conv2d(input, weight, **geometry)
+    steps = geometry["stride"], geometry["padding"], geometry["dilation"], geometry["groups"]
+    if residual is None:
+        return torch.cudnn_convolution_relu(input, weight, bias, *steps)
+    return torch.cudnn_convolution_add_relu(input, weight, residual, 1.0, bias, *steps)

@@ -2,7 +2,7 @@
 
 Convolution is linear in its input, so a random combination of all output images must equal the convolution of the same
 combination of the inputs. That catches an image that is wrong, exchanged or never written, and takes one pass over the
-output.
+output. ReLU is not linear: where it follows, all images are compared element by element.
 """
 
 from __future__ import annotations
@@ -38,10 +38,25 @@ class Errors:
 class Verifier:
     """The float64 reference of one case, with which the outputs of its algorithms are compared."""
 
-    def __init__(self, problem: ConvProblem, input: torch.Tensor, weight: torch.Tensor, generator: torch.Generator):
+    def __init__(
+        self,
+        problem: ConvProblem,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        generator: torch.Generator,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ):
+        """With a bias (M,) the output is relu(convolution + bias), or relu(convolution + bias + residual)."""
         n = problem.n
-        self._images = sorted({0, n // 3, n // 2, n - 1})
+        self._is_linear = bias is None
+        self._images = sorted({0, n // 3, n // 2, n - 1}) if self._is_linear else list(range(n))
         self._truth = reference.conv2d(input[self._images], weight, **problem.geometry)
+        if bias is not None:
+            self._truth += bias.double()[:, None, None]
+            self._truth += 0 if residual is None else residual
+            self._truth.relu_()
+            return
         self._mix = torch.randn(n, generator=generator, device=input.device)
         mixed = torch.tensordot(self._mix, input, dims=1)
         self._mixed_truth = reference.conv2d(mixed[None], weight, **problem.geometry)[0]
@@ -49,12 +64,14 @@ class Verifier:
     def errors(self, output: torch.Tensor) -> Errors:
         """The errors of a whole output (N, M, OH, OW). An error in any image shows in rel_l2."""
         difference = output[self._images].double() - self._truth
-        rel_l2 = _norm_ratio(difference, self._truth)
+        rel_l2, max_abs = _norm_ratio(difference, self._truth), float(difference.abs().max())
+        if not self._is_linear:
+            return Errors(rel_l2, max_abs)
         mixed = torch.tensordot(self._mix, output.float(), dims=1).double()  # float() changes half precision alone
         whole_batch = _norm_ratio(mixed - self._mixed_truth, self._mixed_truth)
         if not whole_batch <= TOLERANCE:
             rel_l2 = whole_batch
-        return Errors(rel_l2, float(difference.abs().max()))
+        return Errors(rel_l2, max_abs)
 
 
 def _norm_ratio(difference: torch.Tensor, truth: torch.Tensor) -> float:

@@ -44,7 +44,8 @@ class Options:
 
     workspace_limit, in bytes, is that of the rows that are compared. environment is the identifier that each row
     carries. device_slug names the device's folder under results/, such as "nvidia-h200" or "cpu". precision is that of
-    the whole sweep. other_times: whether separated and cold times are measured in addition to the hot ones.
+    the whole sweep. epilogue: what follows each convolution in the same call (`harness.cases.config_files.Settings`).
+    other_times: whether separated and cold times are measured in addition to the hot ones.
     """
 
     device: torch.device
@@ -56,6 +57,7 @@ class Options:
     environment: str
     device_slug: str = ""
     precision: str = FP32
+    epilogue: str = ""
     other_times: bool = False
 
     def over(self, needed: int) -> str:
@@ -191,8 +193,9 @@ class CaseUnderTest:
         self.problem = _problem(case)
         self.seed = zlib.crc32(f"{options.seed} {case.label}".encode())
         generator = torch.Generator(options.device).manual_seed(self.seed)
-        self.operands = Operands.random(self.problem, generator)
-        self._verifier = Verifier(case.problem, self.operands.input, self.operands.weight, generator)
+        self.operands = Operands.random(self.problem, generator, options.epilogue)
+        own = self.operands
+        self._verifier = Verifier(case.problem, own.input, own.weight, generator, own.bias, own.residual)
         self.clocks = CaseClocks(sensors_of(options.device))
         self.notes: list[str] = []
 
@@ -372,8 +375,10 @@ def rows_without_times(begun: Begins, task: Task, options: Options, status: str,
 def _check_room(case: Case, options: Options) -> None:
     """Raise MemoryError for tensors that the device has no room for; the system may end a process that makes them."""
     p = case.problem
-    images, weights = prod(p.input_shape) + prod(p.output_shape), prod(p.weight_shape)
-    in_float64 = min(1.0, (CHECKED_IMAGES + 1) / p.n)  # the share of the images that are verified, and their mixture
+    outputs = 2 if options.epilogue == "bias_add_relu" else 1
+    images, weights = prod(p.input_shape) + outputs * prod(p.output_shape), prod(p.weight_shape)
+    # The share of the images that are verified, and their mixture.
+    in_float64 = 1.0 if options.epilogue else min(1.0, (CHECKED_IMAGES + 1) / p.n)
     # The engines hold a copy in each layout, and torch's call holds one more.
     copies = [layout.dtype.itemsize for layout in LAYOUTS[options.precision] if layout != PLAIN]
     of_element = FLOAT_BYTES + sum(copies) + max(copies, default=0)

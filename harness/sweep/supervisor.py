@@ -129,5 +129,6 @@ def _begin(problems: list[ConvProblem], options: Options, load: Load, say: Say) 
     turns = Turns.on(options.device)
     with turns.taken():  # one process compiles kernels, and the others find them in the cache
         for contender in entered.values():
+            contender.epilogue = options.epilogue
             contender.begin(problems, options.algorithms)
     return partial(measure_case, entered=entered, options=options, turns=turns)

@@ -58,9 +58,14 @@ def configurations(
 ) -> list:
     """The selected configurations, with their kernels compiled."""
     found = selected(algorithm, problem, wanted)
-    launches = (one for config in found for one in algorithm.launches(problem, config))
-    compile_launches(launches, device_spec(torch.cuda.current_device()).arch)
+    compile_kernels(algorithm, problem, found)
     return found
+
+
+def compile_kernels(algorithm: Algorithm, problem: ConvProblem, configs: list) -> None:
+    """Compile the kernels of configurations, side by side."""
+    launches = (one for config in configs for one in algorithm.launches(problem, config))
+    compile_launches(launches, device_spec(torch.cuda.current_device()).arch)
 
 
 def run(

@@ -113,7 +113,7 @@ def test_a_converted_vocoder(dtype, tolerance):
     truth = copy.deepcopy(model).double()(x.double())
     converted, report = cuconv.nn.convert(model, x)
     assert report.captured and len(report.replaced) >= 16
-    assert rel_l2_error(converted(x), truth) < tolerance and converted(x).stride() == model(x).stride()
+    assert rel_l2_error(converted(x), truth) < tolerance and converted(x).is_contiguous() and model(x).is_contiguous()
     assert report.own_calls == 0
 
 

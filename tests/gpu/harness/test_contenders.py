@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -282,6 +282,22 @@ def test_a_sweep_in_half_precision_has_cudnn_in_both_orders(tmp_path):
     assert (rows.status != "incorrect").all() and ran.rel_l2_error.between(1e-4, 3e-3).all()
 
 
+@pytest.mark.parametrize("epilogue", ["bias_relu", "bias_add_relu"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_sweep_with_an_epilogue_has_fused_calls_of_all_that_have_some(epilogue, precision, tmp_path):
+    """The verification of the sweep says "incorrect" where a bias, an addition or ReLU is missing."""
+    layers = "[{hw: 14, c: 64, m: 48, k: 3, pad: 1}, {hw: 13, c: 24, m: 16, k: 1, pad: 0}]"
+    config = tmp_path / "fused.yaml"
+    config.write_text(f"layers: {layers}\nbatch_sizes: [3]\nepilogue: {epilogue}\n")
+    command = [sys.executable, "-m", "harness.run", "--config", str(config), "--runs", "1", "--hot-only"]
+    subprocess.run([*command, "--precision", precision, "--out", str(tmp_path / "out")], check=True)
+    rows = read(tmp_path / "out" / "measurements.csv")
+    ran = rows[rows.status == "ok"]
+    assert set(ran.provider) == {"cuconv", "cudnn_engine", "torch"}
+    assert (rows.status != "incorrect").all()
+    assert set(ran[ran.provider == "torch"].algorithm) >= {"default", "benchmark"}
+
+
 def kernels(call) -> list[str]:
     """Names of what a call launches, in order."""
     return [name for name, _ in profiler.kernels(call, 1)]
@@ -315,7 +331,7 @@ def test_torch_benchmark_tries_plans_after_default_has_chosen():
     for problem in PROBLEMS[:3]:
         offers = offers_of("torch", problem)
         default = offers["default"].prepare()
-        evicting = {*kernels(load("torch")._evict)}
+        evicting = {*kernels(partial(load("torch")._evict, case(problem)[0]))}
         default.call()
         tried = {*kernels(offers["benchmark"].prepare)} - evicting
         assert len(tried - {*kernels(default.call)}) >= 3, problem.label

@@ -293,10 +293,10 @@ def test_an_engine_has_the_notes_that_its_plans_are_selected_by(monkeypatch):
     notes = SimpleNamespace(__members__={"FFT": "fft", "TENSOR_CORE": "tensor"})
     asked = cudnn_engines._Notes(SimpleNamespace(cudnnGraphNotSupportedError=Refused, numerical_note=notes), None)
     engines = [(1, {}), (2, {}), (1, {}), (3, {}), (4, {})]
-    found = asked.of(engines, PROBLEMS[0], PLAIN)
+    found = asked.of(engines, PROBLEMS[0], PLAIN, "")
     both, fft, none = "numerical notes FFT, TENSOR_CORE", "numerical notes FFT", "no numerical note"
     assert found == [both, fft, both, none, ""]
-    assert asked.of(engines, PROBLEMS[1], PLAIN) == found and len(graphs) == 2, "asked for twice"
+    assert asked.of(engines, PROBLEMS[1], PLAIN, "") == found and len(graphs) == 2, "asked for twice"
 
 
 @pytest.fixture

@@ -227,6 +227,25 @@ def test_the_order_of_algorithms_is_the_seeds(tiny):
     assert order(1) != order(2)
 
 
+@pytest.mark.parametrize("epilogue", ["bias_relu", "bias_add_relu"])
+def test_verifier_sees_what_a_call_with_an_epilogue_lacks(epilogue):
+    case = load_sweep("smoke", layers=["5a_5x5red"], batches=[6]).cases[0]
+    problem, generator = case.problem, torch.Generator().manual_seed(0)
+    operands = Operands.random(problem, generator, epilogue)
+    verifier = Verifier(problem, operands.input, operands.weight, generator, operands.bias, operands.residual)
+    sums = torch.nn.functional.conv2d(operands.input, operands.weight, padding=problem.pad_h)
+    biased = sums + operands.bias[:, None, None]
+    whole = biased if operands.residual is None else biased + operands.residual
+    right = whole.relu()
+    assert verifier.errors(right).rel_l2 < 1e-6
+    for wrong in (whole, sums.relu(), right.flip(0), *([biased.relu()] if whole is not biased else [])):
+        assert not verifier.errors(wrong).acceptable
+    for image in range(6):
+        wrong = right.clone()
+        wrong[image, 3, 2, 1] += 100 * right.std()
+        assert not verifier.errors(wrong).acceptable, image
+
+
 def test_verifier_sees_one_wrong_element_in_any_image():
     case = load_sweep("smoke", layers=["5a_5x5red"], batches=[8]).cases[0]
     problem = case.problem
