@@ -266,7 +266,7 @@ def _providers(options: argparse.Namespace, kind: str) -> tuple[str, ...]:
 
 
 def _with_epilogue(chosen: Sweep, providers: tuple[str, ...], are_named: bool) -> tuple[str, ...]:
-    """The contenders that have calls with the sweep's epilogue. Raises UsageError where a named one has none, or all."""
+    """The contenders whose calls have the sweep's epilogue. Raises UsageError where a named one has none, or all."""
     having = tuple(name for name in providers if PROVIDERS[name].epilogues or not chosen.epilogue)
     if having == providers or (having and not are_named):
         return having
