@@ -22,7 +22,6 @@ from cuconv.nn.comparison import GRADIENTS, INFERENCE, Inputs, Truth
 from cuconv.nn.frozen import computed_by_torch
 from cuconv.nn.modules import LAYERS, why_not_linear
 from cuconv.nn.operator import check_precision
-from cuconv.nn.pool_call import pool_kernels
 from cuconv.nn.report import Converted, Report
 from cuconv.precompile import compile_missing, computed, load_for_other_sizes, precompile_calls
 from cuconv.runtime.background import waiting
@@ -262,8 +261,7 @@ class _Conversion:
             self._report.why_not_precompiled = comparison.first_line(error)
             return
         spec, types = device_spec(device.index), {one.dtype for one in inputs if isinstance(one, Tensor)}
-        if folded.has_pools:
-            compile_missing(pool_kernels(types, spec.arch))
+        compile_missing(folded.kernels(types, spec.arch))
         ours = computed(calls, spec)
         precompile_calls(ours, device.index, prepared=True, progress=self._progress)
         load_for_other_sizes(ours, device.index, True)

@@ -17,14 +17,18 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from cuconv.algorithms.planes import group_norm, squeeze_excite
 from cuconv.core.activation import NONE, RELU
+from cuconv.core.launch import KernelVariant
 from cuconv.nn.dispatch import inside
 from cuconv.nn.formats import HALVES
-from cuconv.nn.frozen import Concatenation, FrozenConv2d, FrozenLinear
+from cuconv.nn.frozen import Concatenation, FrozenConv2d, FrozenLinear, Layers
 from cuconv.nn.fusions import fully_connected
 from cuconv.nn.nodes import Node, Operands, joined
 from cuconv.nn.operator import CONV2D, recorded
 from cuconv.nn.padding import in_pairs
+from cuconv.nn.planes import PLAIN, FrozenExcitation, excited, group_normed
+from cuconv.nn.pool_call import pool_kernels
 from cuconv.nn.pooling import max_pool2d
 from cuconv.nn.report import Converted
 from cuconv.precompile import PlannedCall
@@ -58,12 +62,12 @@ class Folded:
     Some inputs are constant. What is computed from them, such as packed weights, is kept while these tensors live, and
     computed anew where others replace them, their memory is another, or their version counters change.
 
-    has_pools: whether it calls `max_pool2d`, which has a kernel of its own.
     """
 
     # Slots, since AOTAutograd's wrappers copy what is in a __dict__, and would keep models alive.
     __slots__ = (
         "__weakref__",
+        "_called",
         "_constant",
         "_forward",
         "_frozen",
@@ -71,7 +75,6 @@ class Folded:
         "_rows",
         "_source",
         "before_the_first_call",
-        "has_pools",
     )
     _boxed_call = True  # takes its inputs as one list, as AOTAutograd asks for
 
@@ -87,7 +90,7 @@ class Folded:
         self._frozen = _Frozen(graph, constants)
         self._source, self._forward = compiled(graph)
         self._made: list[_Made] = []
-        self.has_pools = any(node.target is max_pool2d for node in graph.nodes)
+        self._called = {node.target for node in graph.nodes} | self._frozen.kinds
         self.before_the_first_call: Callable[[Folded, list[Any]], object] | None = None
 
     def __call__(self, inputs: list[Any]) -> Any:
@@ -108,6 +111,15 @@ class Folded:
         with torch.no_grad(), recorded() as calls, FakeTensorMode(allow_non_fake_inputs=True) as mode:
             self._forward(attributes, *(mode.from_tensor(one) if isinstance(one, Tensor) else one for one in inputs))
         return calls
+
+    def kernels(self, types: Iterable[torch.dtype], arch: str) -> list[KernelVariant]:
+        """The kernel variants of a call that computes tensors of these types, beside those of convolutions."""
+        of_planes = {group_normed: group_norm, FrozenExcitation: squeeze_excite}
+        found = [kernel for kind, kernel in of_planes.items() if kind in self._called]
+        variants = [
+            KernelVariant.of(kernel.SOURCE, arch, macros) for kernel in found for macros in kernel.variants(arch)
+        ]
+        return variants + (pool_kernels(types, arch) if max_pool2d in self._called else [])
 
     def rows(self, names: dict[int, str]) -> Iterator[Converted]:
         """A row of the report for each layer, of each model or part that has called the graph.
@@ -132,7 +144,7 @@ class Folded:
     def packed_bytes(self) -> int:
         """The device memory of the packed weights of one model, in bytes."""
         kept = [vars(made.attributes).values() for made in self._made]
-        layers = [[value for value in values if isinstance(value, FrozenConv2d | Concatenation)] for values in kept]
+        layers = [[value for value in values if isinstance(value, FrozenConv2d | Layers)] for values in kept]
         return max((sum(layer.packed_bytes for layer in values) for values in layers), default=0)
 
     def _make(self, tensors: Sequence[Tensor]) -> _Made:
@@ -198,8 +210,8 @@ def _await_weights(made: _Attributes) -> None:
 
     A capture forbids that; then the layers compute as if their weights were not constant.
     """
-    layers = [value for value in vars(made).values() if isinstance(value, FrozenConv2d | Concatenation)]
-    found = [one for layer in layers for one in (layer.convolutions if isinstance(layer, Concatenation) else [layer])]
+    layers = [value for value in vars(made).values() if isinstance(value, FrozenConv2d | Layers)]
+    found = [one for layer in layers for one in (layer.convolutions if isinstance(layer, Layers) else [layer])]
     early = [one for one in found if one.weight.dtype in HALVES and one.weight.is_cuda]
     for device in {one.weight.device for one in early}:
         with torch.cuda.device(device):
@@ -222,7 +234,7 @@ class _Frozen:
             for node in graph.nodes
             if node.op == "get_attr"
         }
-        self._layers: dict[str, FrozenConv2d | Concatenation] = {}
+        self._layers: dict[str, FrozenConv2d | Layers] = {}
         self._results: dict[Node, str] = {}  # the names of constant nodes
         for node in list(graph.nodes):
             if node.target is CONV2D and constants.issuperset(one for one in node.args[1:3] if one is not None):
@@ -231,6 +243,7 @@ class _Frozen:
                 self._freeze_linear(node)
         for node in list(graph.nodes):
             self._concatenate(node)
+            self._excite(node)
         for node in list(graph.nodes):
             if node in constants and node.op == "call_function" and not constants.issuperset(node.users):
                 with graph.inserting_before(node):  # graph.get_attr() would warn, since the attribute is set later
@@ -240,6 +253,11 @@ class _Frozen:
         for node in reversed(graph.nodes):
             if node in constants and node.op == "call_function":
                 graph.erase_node(node)
+
+    @property
+    def kinds(self) -> set[Any]:
+        """The types of the layers."""
+        return set(map(type, self._layers.values()))
 
     def attributes(self, tensors: Sequence[Tensor]) -> _Attributes:
         """The attributes for constant tensors as they are now."""
@@ -290,7 +308,23 @@ class _Frozen:
             del self._layers[str(part.target)]
             node.graph.erase_node(part)
 
-    def _call(self, node: Node, layer: FrozenConv2d | Concatenation, inputs: tuple[Any, ...]) -> None:
+    def _excite(self, node: Node) -> None:
+        """Let one kernel compute a squeeze and excitation."""
+        if (parts := excited(node)) is None:
+            return
+        images, *nodes = parts
+        layers = [self._layers[str(one.target)] for one in nodes]
+        plain = [one for one in layers if type(one) is FrozenConv2d and one.geometry == PLAIN]
+        if len(plain) < len(layers):
+            return
+        means = nodes[0].args[0]
+        self._call(node, FrozenExcitation(*plain), (images,))
+        for one in reversed(nodes):
+            del self._layers[str(one.target)]
+        for one in (*reversed(nodes), means):
+            node.graph.erase_node(one)
+
+    def _call(self, node: Node, layer: FrozenConv2d | Layers, inputs: tuple[Any, ...]) -> None:
         """Put the call of a layer in the place of a node."""
         name = f"layer_{node.name}"
         self._layers[name] = layer

@@ -163,8 +163,8 @@ class FrozenLinear(FrozenConv2d):
         return output.reshape(*input.shape[:-1], output.shape[1])
 
 
-class Concatenation:
-    """torch.cat of the outputs of convolutions along the channels, where each writes its channels to their place."""
+class Layers:
+    """Convolutions with constant weights that are one call of a graph."""
 
     def __init__(self, convolutions: list[FrozenConv2d]):
         self.convolutions = convolutions
@@ -178,6 +178,10 @@ class Concatenation:
     def packed_bytes(self) -> int:
         """The device memory of the packed weights, in bytes."""
         return sum(convolution.packed_bytes for convolution in self.convolutions)
+
+
+class Concatenation(Layers):
+    """torch.cat of the outputs of convolutions along the channels, where each writes its channels to their place."""
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The outputs of each convolution for its own input, (N, M, OH, OW) each, as one tensor."""

@@ -29,6 +29,7 @@ from cuconv.nn.norms import normalised
 from cuconv.nn.operator import CONV2D, is_supported
 from cuconv.nn.padding import for_operator
 from cuconv.nn.phases import INTERLEAVE, interleaved
+from cuconv.nn.planes import fold_group_norms
 from cuconv.nn.pooling import MAX_POOL2D, fold_pools, max_pool2d
 from cuconv.nn.report import Converted
 from cuconv.nn.rows import keep_rows
@@ -123,6 +124,7 @@ def fold(graph: fx.Graph, constants: set[Node], precision: str) -> list[tuple[Co
         if node.target in (aten.addmm.default, aten.mm.default):
             _make_linear(node, constants, precision)
     fold_pools(graph, constants)
+    fold_group_norms(graph, constants)
     fold_convolutions(graph, constants)
     for node in graph.nodes:
         node.target = PLAIN_FUNCTIONS.get(node.target, node.target)

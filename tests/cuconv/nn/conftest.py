@@ -1,5 +1,8 @@
 """Fixtures: `on_a_gpu`, cuconv.nn on CPU tensors, where float64 computes what would be launched, and others."""
 
+import ctypes
+from math import prod
+
 import pytest
 import torch
 import torch._dynamo.guards
@@ -8,7 +11,7 @@ import torch.nn.functional as F
 from cuconv import UnsupportedProblem, reference
 from cuconv.core.activation import NONE
 from cuconv.device import H200
-from cuconv.nn import frozen, fusions, limits, operator, pooling
+from cuconv.nn import frozen, fusions, limits, operator, planes, pooling
 from cuconv.nn.activated import activated
 from cuconv.nn.formats import TYPES, is_laid_out, laid_out, precision_of
 
@@ -51,6 +54,29 @@ def _plane(input, weight, stride, padding, dilation):
     return operator.output_shape(input[None] if input.dim() == 3 else input, weight, stride, padding, dilation)[2:]
 
 
+def of_planes(key, plan, input, weight, bias):
+    """What a kernel of planes computes, of the addresses of its weights."""
+
+    def floats(address, *shape):
+        count = prod(shape)
+        return (
+            torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32).view(shape).double()
+        )
+
+    channels, x = input.shape[1], input.double()
+    if key[0] == "group_norm":
+        _, groups, epsilon, activation = key
+        of_channels = (floats(one, channels) if one else None for one in (weight, bias))
+        return activated(torch.nn.functional.group_norm(x, groups, *of_channels, epsilon), activation).float()
+    _, hidden, first, second = key
+    squeezing, exciting = floats(weight, 2, channels, hidden)
+    shifts = floats(bias, hidden + channels)
+    values = activated(x.mean((2, 3)) @ squeezing + shifts[:hidden], first)
+    gates = activated(values @ exciting.T + shifts[hidden:], second)
+    assert plan.output_shape == tuple(input.shape)
+    return (x * gates[:, :, None, None]).float()
+
+
 @pytest.fixture
 def on_a_gpu(monkeypatch):
     """Take CPU tensors for a GPU's; returns the options of each call that cuConv computes, in order."""
@@ -89,9 +115,15 @@ def on_a_gpu(monkeypatch):
             raise UnsupportedProblem("another layout")
         return laid_out(F.max_pool2d(input.double(), *options).to(input.dtype))
 
+    def called(key, planned, input, weight=0, bias=0):
+        output = of_planes(key, planned(H200), input, weight, bias)
+        note(key[0], key[-1], None, "fp32")
+        return output
+
+    monkeypatch.setattr(planes, "called", called)
     monkeypatch.setattr(operator, "_launch", conv2d)
     monkeypatch.setattr(operator, "qualifies", qualifies)
-    for module in (fusions, limits, pooling):
+    for module in (fusions, limits, planes, pooling):
         monkeypatch.setattr(module, "is_supported", lambda input: True)
     monkeypatch.setattr(pooling, "pooled", pooled)
     monkeypatch.setattr(limits, "spec_of", lambda tensor: H200)

@@ -7,7 +7,7 @@ from cuconv import UnsupportedProblem
 from cuconv.algorithms.channels_last import max_pool
 from cuconv.call import NotReady
 from cuconv.device import A100, H200
-from cuconv.nn import pool_call
+from cuconv.nn import kernel_call
 from cuconv.nn.pool_call import pooled
 from tests.cuconv.fake_gpu import Recorder
 
@@ -32,12 +32,12 @@ def gpu(cuda, monkeypatch):
         def replaces(self, call):
             cuda.jobs.append((self.variants, call))
 
-    monkeypatch.setattr(pool_call, "_thread", pool_call._Thread())
-    monkeypatch.setattr(pool_call, "LaunchSequence", Recorder)
-    monkeypatch.setattr(pool_call, "library_of", lambda array: cuda.tensors)
-    monkeypatch.setattr(pool_call, "device_spec", lambda device: cuda.spec)
-    monkeypatch.setattr(pool_call, "is_available", lambda variant, _: variant.source.stem not in cuda.missing)
-    monkeypatch.setattr(pool_call.background, "compile_later", Job)
+    monkeypatch.setattr(kernel_call, "_thread", kernel_call._Thread())
+    monkeypatch.setattr(kernel_call, "LaunchSequence", Recorder)
+    monkeypatch.setattr(kernel_call, "library_of", lambda array: cuda.tensors)
+    monkeypatch.setattr(kernel_call, "device_spec", lambda device: cuda.spec)
+    monkeypatch.setattr(kernel_call, "is_available", lambda variant, _: variant.source.stem not in cuda.missing)
+    monkeypatch.setattr(kernel_call.background, "compile_later", Job)
     return cuda
 
 
@@ -85,7 +85,7 @@ def test_calls_are_not_ready_while_the_kernel_compiles(gpu):
 
 def test_calls_wait_where_they_are_asked_to(gpu):
     gpu.missing.add("max_pool")
-    with pool_call.background.waiting():
+    with kernel_call.background.waiting():
         pooled(images(2, 16, 9, 7), *GEOMETRY)
     assert len(Recorder.enqueued) == 1 and not gpu.jobs
 

@@ -1,0 +1,132 @@
+// Group normalisation in plain FP32, then an activation: output = f((input - mean) / sqrt(variance + eps) * weight + bias),
+// with the mean and the variance of the planes of a group of channels, and a weight and a bias for each channel.
+//
+// A cluster computes a group of an image, which lies in one piece in memory, and each of its blocks a slice of it:
+//
+//   1. The slice is copied to shared memory, where it fits.
+//   2. Each thread finds the count, the mean and the squared differences of its elements. Those of threads, and then of
+//      blocks, are joined two by two (Chan et al., 1979), so that no digits cancel.
+//   3. The block normalises its slice, channel by channel.
+//
+// BLOCKS  blocks of a cluster
+// VECTOR  elements of a load: 4 where planes are a multiple of it, or 1
+//
+// A group's elements are a multiple of 4. Every argument has eight bytes: a pointer or a long long.
+
+#include "planes/cluster.cuh"
+
+#if __CUDA_ARCH__ >= 900
+constexpr int WARPS = 16, THREADS = 32 * WARPS;
+constexpr int VALUES = 8, LOADS = VALUES / VECTOR;  // of a thread at a time, as many as activate() computes
+
+// The number of some elements, their mean, and the sum of their squared differences from it.
+struct Moments {
+    float count, mean, squares;
+
+    // Adds other elements.
+    __device__ __forceinline__ void join(const Moments& other) {
+        const float both = count + other.count, difference = other.mean - mean;
+        const float share = both > 0.0f ? other.count / both : 0.0f;
+        squares += other.squares + difference * difference * (count * share);
+        mean = fmaf(difference, share, mean);
+        count = both;
+    }
+    __device__ __forceinline__ void add(const float4& x) {
+        const float mean_4 = 0.25f * (x.x + x.y + (x.z + x.w));
+        const float a = x.x - mean_4, b = x.y - mean_4, c = x.z - mean_4, d = x.w - mean_4;
+        join({4.0f, mean_4, fmaf(a, a, b * b) + fmaf(c, c, d * d)});
+    }
+};
+
+struct alignas(VECTOR * 4) Elements {
+    float values[VECTOR];
+};
+#endif
+
+#if BLOCKS > 1
+#define CLUSTER __cluster_dims__(BLOCKS, 1, 1)
+#else
+#define CLUSTER  // clusters of one block start later than blocks
+#endif
+
+// slice: elements of a block's slice, a multiple of 4. kept: whether it fits into shared memory. epsilon: its bits.
+extern "C" __global__ void CLUSTER __launch_bounds__(32 * 16)
+    group_norm(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
+               float* __restrict__ output, int64 channels, int64 groups, int64 pixels, int64 slice, int64 kept,
+               int64 epsilon, int64 activation, int64 numbers) {
+#if __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(16) float shared[];
+    __shared__ Moments of_warps[WARPS], of_block;
+    __shared__ uint64 slice_there;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = blockIdx.x % BLOCKS;
+    const int64 group = blockIdx.x / BLOCKS, group_channels = channels / groups, size = group_channels * pixels;
+    const int64 begin = min(size, rank * slice), end = min(size, begin + slice);
+    const int elements = (int)(end - begin);
+    if (threadIdx.x == 0) {
+        barrier_init(&slice_there, 1);
+        fence_barrier_init();
+    }
+    __syncthreads();
+    wait_for_kernel_ahead();
+    launch_dependents();
+    const float* from = input + group * size + begin;
+    if (kept && elements) {
+        if (threadIdx.x == 0) fetch(shared_address(shared), from, elements * 4, &slice_there);
+        from = shared;
+        barrier_wait(&slice_there, 0);
+    }
+
+    Moments moments = {0.0f, 0.0f, 0.0f};
+#pragma unroll 4
+    for (int i = threadIdx.x; i < elements / 4; i += THREADS) moments.add(reinterpret_cast<const float4*>(from)[i]);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+        moments.join({__shfl_down_sync(~0u, moments.count, step), __shfl_down_sync(~0u, moments.mean, step),
+                      __shfl_down_sync(~0u, moments.squares, step)});
+    if (lane == 0) of_warps[warp] = moments;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int w = 1; w < WARPS; ++w) moments.join(of_warps[w]);
+        of_block = moments;
+    }
+    cluster_barrier();
+    Moments whole = {0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int block = 0; block < BLOCKS; ++block)
+        whole.join({load_from(block, &of_block.count), load_from(block, &of_block.mean),
+                    load_from(block, &of_block.squares)});
+    const float scale = 1.0f / sqrtf(whole.squares / whole.count + __uint_as_float((unsigned)epsilon));
+
+    float* const to = output + group * size + begin;
+    for (int64 start = begin; start < end;) {  // a channel of the slice, or what lies in the slice of it
+        const int64 channel = start / pixels, stop = min(end, (channel + 1) * pixels);
+        const int first = (int)(start - begin), after = (int)(stop - begin);
+        const int64 number = group % groups * group_channels + channel;
+        const float factor = scale * (weight ? weight[number] : 1.0f), shift = bias ? bias[number] : 0.0f;
+        for (int i = first + (int)threadIdx.x * VECTOR; i < after; i += THREADS * VALUES) {
+            float values[VALUES] = {};
+#pragma unroll
+            for (int load = 0; load < LOADS; ++load) {
+                const int at = i + load * THREADS * VECTOR;
+                if (at >= after) break;
+                const Elements x = *reinterpret_cast<const Elements*>(from + at);
+#pragma unroll
+                for (int v = 0; v < VECTOR; ++v)
+                    values[load * VECTOR + v] = fmaf(x.values[v] - whole.mean, factor, shift);
+            }
+            activate(values, {activation, numbers});
+#pragma unroll
+            for (int load = 0; load < LOADS; ++load) {
+                const int at = i + load * THREADS * VECTOR;
+                if (at >= after) break;
+                Elements y;
+#pragma unroll
+                for (int v = 0; v < VECTOR; ++v) y.values[v] = values[load * VECTOR + v];
+                *reinterpret_cast<Elements*>(to + at) = y;
+            }
+        }
+        start = stop;
+    }
+    cluster_barrier();  // no block ends while another one reads its moments
+#endif
+}

@@ -1,0 +1,100 @@
+"""Squeeze and excitation: the sizes of a call, and the launch of `squeeze_excite.cu`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX
+from cuconv.core.activation import Activation
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, Launch
+from cuconv.core.problem import FLOAT_BYTES, UnsupportedProblem, ceil_div
+from cuconv.device import DeviceSpec
+
+SOURCE = Path(__file__).with_suffix(".cu")
+WARPS = 16
+VECTOR_CHANNELS = 4  # a block's channels are a multiple of it, and so are those of an image
+CLUSTERS = (8, 16)  # blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Excitation:
+    """output[n,c] = input[n,c] * second(W2 first(W1 m + b1) + b2)[c] of the means m[c] of an image's planes, in FP32.
+
+    Jie Hu et al., "Squeeze-and-Excitation Networks", 2018, equations 2 to 4, where `first` is ReLU and `second` the
+    sigmoid.
+
+    input_shape    (N, C, H, W), contiguous
+    hidden         rows of W1, which is (hidden, C), and columns of W2, which is (C, hidden)
+    first, second  the activations
+
+    Raises UnsupportedProblem for what the kernel does not compute on any GPU.
+    """
+
+    input_shape: tuple[int, int, int, int]
+    hidden: int
+    first: Activation
+    second: Activation
+
+    def __post_init__(self) -> None:
+        n, c, h, w = self.input_shape
+        if min(*self.input_shape, self.hidden) < 1:
+            raise UnsupportedProblem(f"{self}: every size must be at least 1")
+        if c % VECTOR_CHANNELS:
+            raise UnsupportedProblem(f"{c} channels: squeeze and excitation takes a multiple of {VECTOR_CHANNELS}")
+        for what, count in (("an image has", c * h * w), ("the clusters have", n * CLUSTERS[-1])):
+            if count > MAX_INDEX:
+                raise UnsupportedProblem(f"{self}: {what} {count} elements, the limit is {MAX_INDEX}")
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of a plane."""
+        return self.input_shape[2] * self.input_shape[3]
+
+    def blocks(self, device: DeviceSpec) -> int:
+        """Blocks of an image's cluster: the most, unless fewer let the GPU compute more images at a time."""
+        few, most = CLUSTERS
+        at_a_time = device.clusters_at_a_time(most) if device.max_cluster_blocks >= most else 0
+        return most if self.input_shape[0] <= at_a_time else few
+
+
+def launch(excitation: Excitation, device: DeviceSpec) -> Launch:
+    """The launch of a call whose operands start at multiples of 16 bytes.
+
+    Its weights are W1 transposed, (C, hidden), and behind it W2; its biases b1 and behind it b2. Raises
+    UnsupportedProblem where the GPU is no Hopper, or its shared memory does not hold a block's weights.
+    """
+    if not device.is_hopper:
+        raise UnsupportedProblem(
+            f"{excitation}: needs the instructions of {HOPPER_ARCH}, {device.name} is {device.arch}"
+        )
+    (n, c, _, _), hidden, blocks = excitation.input_shape, excitation.hidden, excitation.blocks(device)
+    block_channels = ceil_div(ceil_div(c, blocks), VECTOR_CHANNELS) * VECTOR_CHANNELS
+    parts = 1
+    while parts * block_channels < WARPS:
+        parts *= 2
+    numbers = block_channels * (2 * hidden + parts + 1) + hidden * (WARPS + 2)
+    shared, planes = numbers * FLOAT_BYTES, block_channels * excitation.pixels * FLOAT_BYTES
+    room = device.shared_bytes_per_block - STATIC_BYTES
+    if shared > room:
+        raise UnsupportedProblem(
+            f"{excitation}: a block's weights take {shared} bytes of shared memory, {room} are there"
+        )
+    kept = shared + planes <= room
+    functions = (part for one in (excitation.first, excitation.second) for part in (one.kind, one.packed_numbers))
+    arguments = (
+        *(INPUT, WEIGHT, BIAS, OUTPUT),
+        *(c, excitation.pixels, hidden, block_channels, parts, int(kept), *functions),
+    )
+    return Launch(
+        SOURCE, {"BLOCKS": blocks}, "squeeze_excite", n * blocks, 32 * WARPS, arguments,
+        shared_bytes=shared + planes * kept, overlap=device.has_dependent_launch,
+    )  # fmt: skip
+
+
+STATIC_BYTES = 16  # the kernel's two barriers
+
+
+def variants(arch: str) -> list[dict[str, int]]:
+    """All kernel variants of an architecture."""
+    return [{"BLOCKS": blocks} for blocks in CLUSTERS] if arch == HOPPER_ARCH else []

@@ -1,0 +1,167 @@
+"""Group normalisation, and squeeze and excitation, in graphs on a CPU: what is one call, and what stays torch's."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import cuconv.nn
+from tests.cuconv.nn.models import close
+from tests.cuconv.nn.zoo.entries import Model
+
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
+SIZES = ((2, 16, 16), (5, 19, 17), (1, 12, 23))
+FUNCTIONS = {"silu": nn.SiLU(), "relu": nn.ReLU(), "leaky_relu(0.2)": nn.LeakyReLU(0.2), "none": nn.Identity()}
+
+
+class Excite(nn.Module):
+    """Squeeze and excitation as most models write it; pool: the means; gate: the second activation."""
+
+    def __init__(self, channels=8, hidden=3, pool=None, gate=None, bias=True):
+        super().__init__()
+        self.pool, self.gate, self.act = pool or nn.AdaptiveAvgPool2d(1), gate or nn.Sigmoid(), nn.SiLU()
+        self.squeeze = nn.Conv2d(channels, hidden, 1, bias=bias)
+        self.excite = nn.Conv2d(hidden, channels, 1, bias=bias)
+
+    def forward(self, x):
+        return x * self.gate(self.excite(self.act(self.squeeze(self.pool(x)))))
+
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean((2, 3), keepdim=True)
+
+
+def network(middle, channels=8):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, channels, 3), middle, nn.Conv2d(channels, 4, 1)).eval()
+    for name, parameter in model.named_parameters():
+        if name.startswith("1."):
+            nn.init.normal_(parameter)
+    return model
+
+
+def assert_same_at_every_size(model, on_a_gpu, kind, count):
+    """Convert a model, and compare it at several sizes; count: calls of the kernel of a kind in each."""
+    converted, report = cuconv.nn.convert(model, torch.randn(2, 3, 16, 16))
+    assert report.captured
+    for n, h, w in SIZES:
+        x = torch.randn(n, 3, h, w)
+        on_a_gpu.clear()
+        ours = converted(x)
+        assert close(ours, copy.deepcopy(model).double()(x.double()), 1e-5)
+        assert ours.stride() == model(x).stride()
+        assert [call["kind"] for call in on_a_gpu].count(kind) == count
+    assert report.own_calls == 0
+    return converted
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("gate", [nn.Sigmoid(), nn.Hardsigmoid()], ids=str)
+@pytest.mark.parametrize("pool", [nn.AdaptiveAvgPool2d(1), Mean()], ids=["pool", "mean"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_squeeze_and_excitation_is_one_call(on_a_gpu, pool, gate, bias):
+    model = network(Excite(pool=pool, gate=gate, bias=bias))
+    converted = assert_same_at_every_size(model, on_a_gpu, "squeeze_excite", 1)
+    assert len(on_a_gpu) == 3  # and the two convolutions beside it
+    x = torch.randn(1, 3, 9, 9)
+    for parameter in model[1].parameters():
+        parameter.mul_(-2)
+    converted.refresh(model)
+    assert close(converted(x), model(x), 1e-5)
+
+
+@torch.no_grad()
+def test_gates_may_stand_first_and_images_have_other_readers(on_a_gpu):
+    class Around(Excite):
+        def forward(self, x):
+            return self.gate(self.excite(self.act(self.squeeze(self.pool(x))))) * x + x
+
+    assert_same_at_every_size(network(Around()), on_a_gpu, "squeeze_excite", 1)
+
+
+def other_images(model, x):
+    y = model.conv(x)
+    return y.neg() * torch.sigmoid(model.up(F.relu(model.down(y.mean((2, 3), keepdim=True)))))
+
+
+def read_twice(model, x):
+    y = model.conv(x)
+    gate = torch.sigmoid(model.up(F.relu(model.down(y.mean((2, 3), keepdim=True)))))
+    return y * gate + gate
+
+
+def padded_layer(model, x):
+    y = model.conv(x)
+    return y * torch.sigmoid(model.wide(F.relu(model.down(y.mean((2, 3), keepdim=True)))))
+
+
+def rows_alone(model, x):
+    y = model.conv(x)
+    return y * torch.sigmoid(model.up(F.relu(model.down(y.mean((2,), keepdim=True)))))
+
+
+def one_gate(model, x):
+    y = model.conv(x)
+    return y * torch.sigmoid(model.one(F.relu(model.down(y.mean((2, 3), keepdim=True)))))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("function", [other_images, read_twice, padded_layer, rows_alone, one_gate])
+def test_what_only_resembles_it_stays_as_it_is(on_a_gpu, function):
+    torch.manual_seed(0)
+    layers = {"down": nn.Conv2d(8, 4, 1), "up": nn.Conv2d(4, 8, 1), "one": nn.Conv2d(4, 1, 1)}
+    layers["wide"] = nn.Conv2d(4, 8, 3, padding=1)
+    model = Model(function, conv=nn.Conv2d(3, 8, 3), **layers).eval()
+    assert_same_at_every_size(model, on_a_gpu, "squeeze_excite", 0)
+
+
+@torch.no_grad()
+def test_channels_that_the_kernel_does_not_take(on_a_gpu):
+    assert_same_at_every_size(network(Excite(6), 6), on_a_gpu, "squeeze_excite", 0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_torchs(on_a_gpu, dtype):
+    for middle in (Excite(), nn.GroupNorm(2, 8)):
+        model, x = network(middle).to(dtype), torch.randn(2, 3, 16, 16).to(dtype)
+        converted, _ = cuconv.nn.convert(model, x)
+        on_a_gpu.clear()
+        assert close(converted(x), copy.deepcopy(model).double()(x.double()), 5e-2)
+        assert not {"squeeze_excite", "group_norm"} & {call["kind"] for call in on_a_gpu}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_group_norm_takes_its_activation(on_a_gpu, name, affine):
+    middle = nn.Sequential(nn.GroupNorm(2, 8, affine=affine, eps=1e-3), FUNCTIONS[name])
+    assert_same_at_every_size(network(middle), on_a_gpu, "group_norm", 1)
+    assert [call["activation"] for call in on_a_gpu if call["kind"] == "group_norm"] == [name]
+
+
+@torch.no_grad()
+def test_a_group_norm_that_something_else_reads_keeps_its_activation(on_a_gpu):
+    def function(model, x):
+        y = model.norm(model.conv(x))
+        return y + F.silu(y)
+
+    model = Model(function, conv=nn.Conv2d(3, 8, 3), norm=nn.GroupNorm(2, 8)).eval()
+    assert_same_at_every_size(model, on_a_gpu, "group_norm", 1)
+    assert [call["activation"] for call in on_a_gpu if call["kind"] == "group_norm"] == ["none"]
+
+
+@torch.no_grad()
+def test_signals_and_groups_of_odd_sizes_are_torchs(on_a_gpu):
+    model = nn.Sequential(nn.Conv1d(3, 8, 3), nn.GroupNorm(2, 8), nn.SiLU()).eval()
+    converted, _ = cuconv.nn.convert(model, torch.randn(2, 3, 16))
+    x = torch.randn(2, 3, 16)
+    assert close(converted(x), model(x), 1e-5)
+    model, x = network(nn.GroupNorm(7, 7), 7), torch.randn(2, 3, 15, 15)
+    converted, _ = cuconv.nn.convert(model, x)
+    on_a_gpu.clear()
+    assert close(converted(x), model(x), 1e-5)
+    assert "group_norm" not in [call["kind"] for call in on_a_gpu]
