@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import cuconv.nn
+from cuconv.algorithms.planes import group_norm, squeeze_excite
 from tests.cuconv.nn.models import close
 from tests.cuconv.nn.zoo.entries import Model
 
@@ -165,3 +166,11 @@ def test_signals_and_groups_of_odd_sizes_are_torchs(on_a_gpu):
     on_a_gpu.clear()
     assert close(converted(x), model(x), 1e-5)
     assert "group_norm" not in [call["kind"] for call in on_a_gpu]
+
+
+@torch.no_grad()
+def test_a_graph_knows_its_kernels(on_a_gpu):
+    middle = nn.Sequential(nn.GroupNorm(2, 8), Excite())
+    converted, _ = cuconv.nn.convert(network(middle), torch.randn(2, 3, 16, 16))
+    sources = {kernel.source for graph in converted._graphs.of_calls() for kernel in graph.kernels([], "sm_90a")}
+    assert sources == {group_norm.SOURCE, squeeze_excite.SOURCE}
