@@ -29,7 +29,7 @@ from harness.report.figures.style import DARK, PALE, SMALL, TEXT, WIDTH
 from harness.sweep.comparisons import each, geometric_mean
 from harness.sweep.provenance import provenance
 
-PANEL, BELOW, BETWEEN, LEGEND = 2.5, 0.52, 0.15, 0.32  # inches: bars of a line of networks, and around them
+PANEL, BELOW, BETWEEN, LEGEND = 2.5, 0.52, 0.15, 0.54  # inches: bars of a line of networks, and around them
 LEFT, RIGHT = 0.62, 0.1
 NETWORKS_IN_LINE = 6
 BAR, BETWEEN_BATCHES, BETWEEN_NETWORKS = 1.0, 0.5, 1.6  # bars wide
@@ -100,10 +100,13 @@ def networks_figure(compared: pd.DataFrame, caption: str, baseline: str) -> Figu
         bottom = height - style.head_height(notes) - LEGEND - i * (PANEL + BELOW + BETWEEN) - PANEL
         box = (LEFT / WIDTH, bottom / height, 1 - (LEFT + RIGHT) / WIDTH, PANEL / height)
         _draw_line(figure.add_axes(box), compared, line, bars, max(top, 1.5))
-    handles = [Patch(color=colour, label=text) for _, text, colour, _ in bars]
-    figure.legend(handles=handles, loc="upper left", ncols=len(bars), frameon=False, fontsize=TEXT + 0.5,
-                  handlelength=1.2, handleheight=1.0,
-                  bbox_to_anchor=((LEFT - 0.1) / WIDTH, 1 - (style.head_height(notes) - 0.02) / height))  # fmt: skip
+    legend_top = style.head_height(notes) - 0.02
+    for whose in ("cuConv", "torch"):
+        handles = [Patch(color=colour, label=text) for _, text, colour, _ in bars if whose in text]
+        figure.legend(handles=handles, loc="upper left", ncols=len(handles), frameon=False, fontsize=TEXT + 0.5,
+                      handlelength=1.2, handleheight=1.0,
+                      bbox_to_anchor=((LEFT - 0.1) / WIDTH, 1 - legend_top / height))  # fmt: skip
+        legend_top += LEGEND / 2
     return figure
 
 
