@@ -4,7 +4,7 @@ The sweep times calls one after another, on the same operands, on a GPU that has
 cases are timed under two more conditions:
 
 sustained  the runs follow two seconds of the same calls, without a pause: the clock is that of a GPU under load
-rotated    each call uses the next copy of the operands; together the copies are larger than the L2 cache
+rotated    each call uses the next copy of the operands; up to 64 copies together take twice the bytes of L2
 
 cuConv's `auto` is compared with the rival of the shortest hot time, in FP32. Workspaces are not rotated, and neither
 are the outputs of torch, which allocates them. Prints a table and writes results/DEVICE/conditions/conditions.csv and
