@@ -10,6 +10,7 @@ VERBS = {
     "latency": ("harness.experiments.latency.command", "time first results of new input sizes and new processes"),
     "accuracy": ("harness.experiments.accuracy.measure", "errors on data of far from ordinary magnitudes"),
     "copies": ("harness.experiments.copies.measure", "times of plain copies on the device"),
+    "conditions": ("harness.experiments.conditions.measure", "times under load, and on operands that change addresses"),
     "host": ("harness.experiments.host.measure", "host time of a call, beside torch's"),
     "kernels": ("harness.experiments.kernels.measure", "device time kernel by kernel, and Nsight Compute's counters"),
     "evidence": ("harness.evidence", "what the pages show, by every GPU of this host"),

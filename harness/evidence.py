@@ -74,6 +74,7 @@ STEPS = (
     Step("networks-energy", 15, ("networks", "--energy"), "networks"),
     Step("accuracy", 5, ("accuracy",), "accuracy"),
     Step("copies", 1, ("copies",), "bandwidth"),
+    Step("conditions", 5, ("conditions",), "conditions"),
     Step("kernels", 2, ("kernels",), "profile"),
     Step("counters", 3, ("kernels", "--counters"), "profile"),
     Step("latency", 12, ("latency",), "latency", alone=True),

@@ -85,6 +85,9 @@ class Case:
     layer: Layer
     batch: int
 
+    def __str__(self) -> str:
+        return self.label
+
     @property
     def problem(self) -> ConvProblem:
         """The convolution of the case, in FP32."""

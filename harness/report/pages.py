@@ -21,6 +21,7 @@ from pathlib import Path
 from harness import command
 from harness.errors import ResultsError, UsageError
 from harness.experiments.accuracy.table import magnitudes_of
+from harness.experiments.conditions.table import conditions_of
 from harness.experiments.host.table import host_table
 from harness.experiments.kernels.table import counters_of
 from harness.experiments.latency.table import latency_sizes, latency_starts
@@ -232,6 +233,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "unlimited": lambda results, plots: unlimited_sentences(results),
     "paper": lambda results, plots: paper_table(results),
     "counters": lambda results, plots, name: counters_of(results.folder.parent, name),
+    "conditions": lambda results, plots: conditions_of(results.folder.parent),
     "host": lambda results, plots: host_table(results),
     "latency_sizes": lambda results, plots: latency_sizes(results),
     "latency_starts": lambda results, plots: latency_starts(results),

@@ -1,11 +1,13 @@
 """Calls captured in a CUDA graph, and the device time of its replays.
 
-All replays are enqueued behind a kernel that waits, so that the GPU does not wait for the host and its clock does not
-fall. Where the GPU waited nevertheless, the times are thrown away, and taken again behind a longer kernel.
+All replays are enqueued behind a kernel that waits, or behind a load of the same calls, so that the GPU does not wait
+for the host and its clock does not fall. Where the GPU waited nevertheless, the times are thrown away, and taken again
+behind a longer kernel or load.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +16,10 @@ import torch
 WAIT_CYCLES = 600_000  # the waiting kernel takes about 0.3 ms, longer than an idle host needs to enqueue the runs
 WAIT_PRODUCTS = 40  # products of small matrices, which take at least as long
 LONGER = (1, 4, 16, 64)  # length of the waiting kernel in each attempt, in multiples of WAIT_CYCLES
+LOAD_REPLAYS = 16  # of a load, the last that the runs are enqueued behind; most take 0.3 ms or more
 
 During = Callable[[], None]
+Ahead = Callable[[int], None]
 
 
 def nothing() -> None:
@@ -50,15 +54,19 @@ class HostTooSlow(RuntimeError):
     """The GPU waited for the host in every attempt, so the host's time would be taken for the GPU's."""
 
 
-def replay_times_us(graphs: Sequence[CapturedCalls], runs: int, during: During = nothing) -> list[list[float]]:
+def replay_times_us(
+    graphs: Sequence[CapturedCalls], runs: int, during: During = nothing, ahead: Ahead | None = None
+) -> list[list[float]]:
     """The device microseconds of several replays of each graph, which take turns. Raises HostTooSlow.
 
-    during: is called on the host once, when half of the replays have ended; the others are enqueued by then.
+    during: is called on the host once, when half of the replays have ended; the others are enqueued by then. ahead:
+    enqueues the work that keeps the GPU busy meanwhile, the longer the larger its argument, one of LONGER; by default
+    the waiting kernel.
     """
     replays = [graph for _ in range(runs) for graph in graphs]
     for longer in LONGER:
         events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in replays]
-        _keep_busy(longer)
+        (ahead or _keep_busy)(longer)
         if _enqueue_in_time(replays, events):
             break
         torch.cuda.synchronize()
@@ -82,6 +90,19 @@ def _enqueue_in_time(
             return False
         end.record()
     return True
+
+
+def load(captured: CapturedCalls, seconds: float, longer: int) -> None:
+    """Replay a graph for some seconds; returns while the GPU is at the last `longer` times LOAD_REPLAYS replays."""
+    end, before = time.monotonic() + seconds, None
+    while time.monotonic() < end:
+        for _ in range(longer * LOAD_REPLAYS):
+            captured.replay()
+        event = torch.cuda.Event()
+        event.record()
+        if before is not None:
+            before.synchronize()
+        before = event
 
 
 def _keep_busy(longer: int) -> None:

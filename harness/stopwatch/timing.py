@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 import torch
 
 from harness.stopwatch.clocks import NO_READING, Reading, Steadily, once
-from harness.stopwatch.graph import CapturedCalls, replay_times_us
+from harness.stopwatch.graph import CapturedCalls, load, replay_times_us
 
 FILL_US = 300.0  # the least duration of a run: the event timer resolves half a microsecond
 MAX_CALLS = 200  # the most in one graph: enough to fill a run with the shortest kernels
@@ -45,15 +46,20 @@ class Timing:
     remeasured: int | None = None
 
 
-def measure(call: Callable[[], torch.Tensor], runs: int, device: torch.device, steadily: Steadily = once) -> Timing:
+def measure(
+    call: Callable[[], torch.Tensor], runs: int, device: torch.device, steadily: Steadily = once, load_s: float = 0.0
+) -> Timing:
     """Time a call that ran before, so that it is compiled. Raises TooSlow, HostTooSlow, and what the call raises.
 
-    steadily: takes the function that does all runs, and may repeat it, as `clocks.CaseClocks.steadily` does.
+    steadily: takes the function that does all runs, and may repeat it, as `clocks.CaseClocks.steadily` does. load_s:
+    seconds of the same calls right before the runs, without a pause between.
     """
-    return _measure_graph(call, runs, steadily) if device.type == "cuda" else _measure_loop(call, runs)
+    if device.type == "cuda":
+        return _measure_graph(call, runs, steadily, load_s)
+    return _measure_loop(call, runs, load_s)
 
 
-def _measure_graph(call: Callable[[], torch.Tensor], runs: int, steadily: Steadily) -> Timing:
+def _measure_graph(call: Callable[[], torch.Tensor], runs: int, steadily: Steadily, load_s: float) -> Timing:
     single_us = _time_one_us(call)
     _check_limit(single_us, runs)
     if single_us >= FILL_US:  # a host that is slow to launch makes a short call look long
@@ -63,7 +69,8 @@ def _measure_graph(call: Callable[[], torch.Tensor], runs: int, steadily: Steadi
         count = max(1, min(MAX_CALLS, ceil(FILL_US / _in_graph_us(call, PROBE_CALLS, replays=2))))
     captured = CapturedCalls(call, count)
     captured.replay()  # warm-up
-    steady = steadily(lambda during: replay_times_us([captured], runs, during)[0])
+    ahead = partial(load, captured, load_s) if load_s else None
+    steady = steadily(lambda during: replay_times_us([captured], runs, during, ahead)[0])
     runs_us = tuple(total / count for total in steady.times_us)
     return Timing(runs_us, count, "graph", captured.output, captured.replay, steady.reading, steady.remeasured)
 
@@ -84,7 +91,7 @@ def _in_graph_us(call: Callable[[], torch.Tensor], count: int, replays: int) -> 
     return min(times_us) / count
 
 
-def _measure_loop(call: Callable[[], torch.Tensor], runs: int) -> Timing:
+def _measure_loop(call: Callable[[], torch.Tensor], runs: int, load_s: float) -> Timing:
     def run(count: int) -> float:
         begin = time.perf_counter()
         for _ in range(count):
@@ -94,7 +101,10 @@ def _measure_loop(call: Callable[[], torch.Tensor], runs: int) -> Timing:
     single_us = run(1)
     _check_limit(single_us, runs)
     count = max(1, ceil(CPU_FILL_US / single_us))
+    begin = time.perf_counter()
     run(count)  # warm-up
+    while time.perf_counter() - begin < load_s:
+        run(count)
     runs_us = tuple(run(count) for _ in range(runs))
     return Timing(runs_us, count, "loop", call(), call)
 

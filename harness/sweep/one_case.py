@@ -181,7 +181,7 @@ def _both_passes(task: Task, case: CaseUnderTest, offers: list[Offer], options: 
 
 
 class CaseUnderTest:
-    """A case with its tensors, the verifier of outputs, and the clocks of all of its rows.
+    """A case with its `operands`, the `verifier` of outputs, and the `clocks` of all of its rows.
 
     notes: sentences for the user about times that there are not.
     """
@@ -195,7 +195,7 @@ class CaseUnderTest:
         generator = torch.Generator(options.device).manual_seed(self.seed)
         self.operands = Operands.random(self.problem, generator, options.epilogue)
         own = self.operands
-        self._verifier = Verifier(case.problem, own.input, own.weight, generator, own.bias, own.residual)
+        self.verifier = Verifier(case.problem, own.input, own.weight, generator, own.bias, own.residual)
         self.clocks = CaseClocks(sensors_of(options.device))
         self.notes: list[str] = []
 
@@ -210,7 +210,7 @@ class CaseUnderTest:
 
     def _errors_when_called(self, prepared: Prepared) -> Errors:
         prepared.call().fill_(torch.nan)  # what another algorithm wrote there must not pass for its output
-        return self._verifier.errors(prepared.call())
+        return self.verifier.errors(prepared.call())
 
     def measure(self, offer: Offer, steadily: Steadily) -> Measurement:
         """The row of an offer's hot times, or of what prevents them; steadily: repeats runs at a low clock."""
@@ -268,7 +268,7 @@ class CaseUnderTest:
             return row("incorrect", _why_incorrect(before), **facts)
 
         timed = timing.measure(prepared.call, self._options.runs, self._options.device, steadily)
-        after = self._errors_of(timed)
+        after = self.errors_of(timed)
         if not after.acceptable:
             return row("incorrect", f"after timing: {_why_incorrect(after)}", **facts)
         facts |= {"timing": timed.mode, "calls_per_run": timed.calls_per_run, "remeasured": timed.remeasured}
@@ -298,7 +298,7 @@ class CaseUnderTest:
         count = min(row.calls_per_run or 1, between.MAX_CALLS[time])
         work = between.work(time, self._options.device)
         timed = between.measure(call, work, count, self._options.runs, self.clocks.steadily)
-        errors = self._errors_of(timed)
+        errors = self.errors_of(timed)
         if not errors.acceptable:
             detail = f"in its {time} calls: relative L2 error {errors.rel_l2:.3g}"
             return replace(row, status="incorrect", detail=detail, runs_us=(), separated_runs_us=(), cold_runs_us=())
@@ -310,10 +310,10 @@ class CaseUnderTest:
             return replace(row, remeasured=repeats, separated_runs_us=timed.runs_us)
         return replace(row, remeasured=repeats, cold_runs_us=timed.runs_us)
 
-    def _errors_of(self, timed: timing.Timing) -> Errors:
+    def errors_of(self, timed: timing.Timing) -> Errors:
         """The errors of what the timed calls write now."""
         timed.output.fill_(torch.nan)
-        return self._verifier.errors(timed.again())
+        return self.verifier.errors(timed.again())
 
 
 def said_of(error: Exception) -> str:

@@ -1,12 +1,13 @@
 """Replays of graphs on a made-up GPU, whose clock moves by the duration of each replay."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from harness.stopwatch import graph
-from harness.stopwatch.graph import replay_times_us
+from harness.stopwatch.graph import LOAD_REPLAYS, load, replay_times_us
 
 
 class MadeUpGpu:
@@ -24,7 +25,7 @@ class MadeUpGpu:
 
         return SimpleNamespace(replay=replay)
 
-    def event(self, enable_timing):
+    def event(self, enable_timing=False):
         event = SimpleNamespace(at_ms=None)
         event.record = lambda: setattr(event, "at_ms", self.now_ms)
         event.query = lambda: self.log.count("busy") <= self.starved
@@ -64,3 +65,28 @@ def test_a_host_that_is_always_too_slow_gives_no_times(gpu):
     gpu.starved = 100
     with pytest.raises(graph.HostTooSlow):
         replay_times_us([gpu.graph("run", 1.0)], 3)
+
+
+def test_a_load_lasts_some_seconds_and_the_runs_are_enqueued_while_its_end_is_computed(gpu, monkeypatch):
+    monkeypatch.setattr(graph, "time", SimpleNamespace(monotonic=lambda: gpu.now_ms / 1e3))
+    run, ms = gpu.graph("run", 1.0), 3.5 * LOAD_REPLAYS
+    assert replay_times_us([run], 9, ahead=partial(counted_load, gpu, run, 1e-3 * ms)) == [[1000.0] * 9]
+    before = gpu.log[: gpu.log.index("busy")]
+    assert before.count("run") == 4 * LOAD_REPLAYS
+    waits = [entry for entry in before if entry != "run"]
+    assert waits == [f"wait for {number * LOAD_REPLAYS}.0 ms" for number in (1, 2, 3)], "not for the last replays"
+
+
+def test_a_load_that_the_host_was_too_slow_for_is_repeated_with_more_in_the_queue(gpu, monkeypatch):
+    monkeypatch.setattr(graph, "time", SimpleNamespace(monotonic=lambda: gpu.now_ms / 1e3))
+    gpu.starved = 1
+    run = gpu.graph("run", 1.0)
+    replay_times_us([run], 9, ahead=partial(counted_load, gpu, run, 1e-6))
+    first, second = (place for place, entry in enumerate(gpu.log) if entry == "busy")
+    assert first == LOAD_REPLAYS and gpu.log[first + 1 : second].count("run") == 1 + 4 * LOAD_REPLAYS
+
+
+def counted_load(gpu, captured, seconds, longer):
+    """A load, after which the made-up GPU is busy."""
+    load(captured, seconds, longer)
+    gpu.log.append("busy")

@@ -1,5 +1,6 @@
 """Hot times on a made-up GPU: how many calls a graph holds, and what a row learns of its runs."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -22,8 +23,9 @@ def gpu(monkeypatch):
             counts.append(count)
             return SimpleNamespace(count=count, output="output", replay=lambda: "again")
 
-        def replay_times_us(graphs, runs, during=lambda: None):
+        def replay_times_us(graphs, runs, during=lambda: None, ahead=None):
             during()
+            of.aheads.append(ahead)
             return [[graph.count * in_graph_us] * runs for graph in graphs]
 
         monkeypatch.setattr(timing, "_time_one_us", lambda call: alone_us)
@@ -31,6 +33,7 @@ def gpu(monkeypatch):
         monkeypatch.setattr(timing, "replay_times_us", replay_times_us)
         return counts
 
+    of.aheads = []
     return of
 
 
@@ -68,3 +71,25 @@ def test_runs_beyond_the_limit_are_refused(gpu):
     gpu(7e6, 7e6)
     with pytest.raises(TooSlow, match=r"7\.0 s"):
         measure(lambda: None, 9, GPU)
+
+
+def test_a_load_comes_right_before_the_runs_and_is_of_their_graph(gpu, monkeypatch):
+    counts, loads = gpu(20.0, 3.0), []
+    monkeypatch.setattr(timing, "load", lambda captured, seconds, longer: loads.append((captured.count, seconds)))
+    measure(lambda: None, 9, GPU, load_s=2.0)
+    *probes, runs = gpu.aheads
+    assert probes == [None] and counts == [8, 100]
+    runs(1)
+    assert loads == [(100, 2.0)]
+
+
+def test_on_a_cpu_a_load_repeats_the_call():
+    calls = []
+
+    def call():
+        calls.append(time.sleep(0.001))
+
+    measure(call, 2, torch.device("cpu"))
+    few, began = len(calls), time.perf_counter()
+    measure(call, 2, torch.device("cpu"), load_s=0.05)
+    assert len(calls) > 2 * few and time.perf_counter() - began > 0.05
