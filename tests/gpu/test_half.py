@@ -134,19 +134,20 @@ def test_a_graph_gives_the_same_as_calls(precision):
 
 
 each_kernel = pytest.mark.parametrize(
-    "algorithm", ["nhwc_wgmma", "nhwc_split", "nhwc_stem", "nhwc_window", "nhwc_depthwise"]
+    ("algorithm", "channels", "groups"),
+    [(one, 8, 1) for one in ("nhwc_wgmma", "nhwc_split", "nhwc_stem", "nhwc_window")]
+    + [("nhwc_depthwise", 8, 8), ("nhwc_grouped", 16, 2)],
 )
 
 
 @each_half
 @each_kernel
-def test_input_and_residual_may_be_what_the_kernels_ahead_write(algorithm, precision):
-    problem = in_precision(ConvProblem(4, 8, 32, 32, 8, 3, 3, 1, 1), precision)
+def test_input_and_residual_may_be_what_the_kernels_ahead_write(algorithm, channels, groups, precision):
+    problem = in_precision(ConvProblem(4, channels, 32, 32, channels, 3, 3, 1, 1), precision)
     inputs = [tensors(problem, seed)[0] for seed in range(20)]
     weights = [tensors(problem, seed)[1] / 8 for seed in range(3)]
-    groups = 8 if algorithm == "nhwc_depthwise" else 1
     ahead, beside = (prepare(weight, padding=1) for weight in weights[:2])
-    layer = prepare(weights[2][:, : 8 // groups].contiguous(memory_format=torch.channels_last), padding=1,
+    layer = prepare(weights[2][:, : channels // groups].contiguous(memory_format=torch.channels_last), padding=1,
                     groups=groups, relu=True, algorithm=algorithm)  # fmt: skip
     expected = []
     for x in inputs:
@@ -161,11 +162,10 @@ def test_input_and_residual_may_be_what_the_kernels_ahead_write(algorithm, preci
 
 @each_half
 @each_kernel
-def test_weights_may_be_what_the_kernel_ahead_writes(algorithm, precision):
+def test_weights_may_be_what_the_kernel_ahead_writes(algorithm, channels, groups, precision):
     """The weights (M, C, KH, KW) are the output of a layer of M images, at the same address for all values."""
-    groups = 8 if algorithm == "nhwc_depthwise" else 1
-    x, _ = tensors(in_precision(ConvProblem(4, 8, 32, 32, 8, 3, 3, 1, 1), precision))
-    made_by = in_precision(ConvProblem(8, 8, 3, 3, 8 // groups, 1, 1), precision)
+    x, _ = tensors(in_precision(ConvProblem(4, channels, 32, 32, channels, 3, 3, 1, 1), precision))
+    made_by = in_precision(ConvProblem(channels, 8, 3, 3, channels // groups, 1, 1), precision)
     ahead, inputs = prepare(tensors(made_by)[1]), [tensors(made_by, seed)[0] for seed in range(20)]
     weight = ahead(inputs[0])
 

@@ -45,6 +45,7 @@ def typical_problem(algorithm: str) -> ConvProblem:
         "nhwc_wgmma": {"precision": "fp16"},
         "nhwc_split": {"precision": "fp16"},
         "nhwc_depthwise": {"precision": "fp16", "groups": 96, "m": 96},
+        "nhwc_grouped": {"precision": "fp16", "groups": 12, "m": 96},
         "nhwc_stem": {"precision": "fp16", "c": 3, "h": 112, "w": 112},
         "nhwc_window": {"precision": "fp16", "c": 24},
         "gemv": {"h": 7, "w": 7, "kh": 7, "kw": 7, "pad_h": 0, "pad_w": 0},

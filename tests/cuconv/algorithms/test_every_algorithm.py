@@ -36,6 +36,7 @@ HOPPER_ONLY = [
     "nhwc_wgmma",
     "nhwc_split",
     "nhwc_depthwise",
+    "nhwc_grouped",
     "nhwc_stem",
     "nhwc_window",
 ]
