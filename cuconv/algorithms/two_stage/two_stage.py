@@ -106,12 +106,18 @@ class TwoStage(Algorithm[TwoStageConfig, Costs]):
         return [self._by_rule(problem, device)]
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: TwoStageConfig, costs: Costs) -> float:
-        """The device time in microseconds: the sum of all terms, which rarely overlap, or the time of the operands."""
+        """The device time in microseconds: the sum of all terms, which rarely overlap, or the time of the operands.
+
+        Blocks multiply whole groups of filter rows and of channels.
+        """
         passes = _passes(problem, config.images_per_pass, config.filters_per_pass)
         outputs_bytes = FLOAT_BYTES * problem.n * problem.m * problem.out_pixels
         flop_us = costs.reused if config.rows == REUSE[0][0] else costs.flop
+        group = LOADS // config.dots
+        padded = ceil(problem.m / config.rows) * config.rows * ceil(problem.c / group) * group
+        flop = problem.flop * padded / (problem.m * problem.c)
         us = costs.start + passes * costs.channels * ceil(problem.c / LOADS)
-        us += flop_us * problem.flop / 1e6 / device.sm_count + costs.write * outputs_bytes / 1e6
+        us += flop_us * flop / 1e6 / device.sm_count + costs.write * outputs_bytes / 1e6
         if config.sum_blocks:
             us += passes * costs.planes_start + costs.planes * 2 * outputs_bytes * problem.filter_area / 1e6
         return max(us, costs.start + costs.memory * problem.min_bytes / 2**20)
