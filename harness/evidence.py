@@ -60,7 +60,7 @@ def _sweep(config: str, precision: str, minutes: float) -> Step:
 
 PREPARED = ("--provider", "cuconv", "cuconv_prepared", "--algorithm", "auto", "--hot-only", "--resume")
 STEPS = (
-    *(_sweep("paper", precision, minutes) for precision, minutes in ((FP32, 25), (TF32, 40), (FP16, 45), (BF16, 45))),
+    *(_sweep("paper", precision, minutes) for precision, minutes in ((FP32, 40), (TF32, 40), (FP16, 45), (BF16, 45))),
     *(_sweep("strided", precision, 3) for precision in (FP32, FP16)),
     *(_sweep("grouped", precision, 3) for precision in (FP32, FP16)),
     *(_sweep(config, FP32, 3) for config in ("fully_connected", "unseen")),

@@ -61,9 +61,9 @@ class Layout:
 
 
 PLAIN = Layout()
-# FP32 is measured in NCHW only, as in the paper. In the others, tensor cores may be faster with channels last.
-LAYOUTS = {
-    FP32: (PLAIN,),
+# The paper measures FP32 in NCHW. A user may have either, and engines are faster in one or the other.
+LAYOUTS: dict[str, tuple[Layout, ...]] = {
+    FP32: (PLAIN, Layout(channels_last=True)),
     TF32: (PLAIN, Layout(channels_last=True)),
     FP16: (Layout(torch.float16), Layout(torch.float16, channels_last=True)),
     BF16: (Layout(torch.bfloat16), Layout(torch.bfloat16, channels_last=True)),
@@ -158,6 +158,7 @@ class Contender(ABC):
     def __init__(self, precision: str = FP32) -> None:
         self.precision = precision
         self.epilogue = ""  # that of the sweep (`harness.cases.config_files.Settings`)
+        self.layouts = LAYOUTS[precision]
 
     def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:  # noqa: B027
         """Prepare once, before the first case, for all problems; algorithms None stands for every one."""

@@ -18,7 +18,6 @@ import torch
 from cuconv.core.problem import ConvProblem
 from harness.contenders import base
 from harness.contenders.base import (
-    LAYOUTS,
     PLAIN,
     Layout,
     NotRunnable,
@@ -107,7 +106,7 @@ class Contender(base.Contender):
     def _built(self, problem: ConvProblem) -> list[_Built]:
         """The plans of a case in each layout of the precision."""
         found = []
-        for layout in LAYOUTS[self.precision]:
+        for layout in self.layouts:
             plans = _Plans(self._cudnn, self._handle, self._workspace, problem, layout, self.epilogue)
             plans.exclude_other_precision(self.precision)
             distinct = plans.distinct(partial(self._is_measured, layout))

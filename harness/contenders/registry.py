@@ -77,7 +77,7 @@ class Provider:
         return self.colours.get(algorithm, self.colour)
 
 
-NHWC = "_nhwc"  # the end of the name of an algorithm whose tensors are channels last; there is none in FP32
+NHWC = "_nhwc"  # the end of the name of an algorithm whose tensors are channels last
 AUTO_NHWC = f"auto{NHWC}"
 CHOICES = ("auto", BATCH_INVARIANT, AUTO_NHWC)  # by these the library chooses among its algorithms
 # The choices first, then the algorithms: the registry of the library begins with the paper's, which everything here
@@ -143,7 +143,7 @@ def _computes(algorithm: str, precision: str) -> bool:
     """Whether an algorithm is measured in a precision."""
     if algorithm in ALGORITHMS:
         return precision in ALGORITHMS[algorithm].precisions
-    return precision != FP32 or not algorithm.endswith(NHWC)
+    return precision != FP32 or algorithm != AUTO_NHWC
 
 
 def names_of(providers: Sequence[str], precision: str) -> str:

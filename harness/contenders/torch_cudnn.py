@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from cuconv.core.problem import ConvProblem
 from harness.contenders import base
 from harness.contenders.base import (
-    LAYOUTS,
     Layout,
     Offer,
     Operands,
@@ -85,7 +84,7 @@ class Contender(base.Contender):
                 partial(self._prepare, mode, layout, problem, operands),
                 self.precision,
             )
-            for layout in LAYOUTS[self.precision]
+            for layout in self.layouts
             for name, mode in MODES.items()
         ]
 

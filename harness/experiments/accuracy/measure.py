@@ -26,7 +26,7 @@ from cuconv import reference
 from cuconv.core.problem import UnsupportedProblem
 from harness import precision
 from harness.cases.catalogue import Case, Sweep, load_sweep
-from harness.contenders.base import Contender, NotRunnable, Offer, Operands, load, prepare_within
+from harness.contenders.base import PLAIN, Contender, NotRunnable, Offer, Operands, load, prepare_within
 from harness.experiment import Experiment
 from harness.experiments.accuracy.magnitudes import MAGNITUDES
 from harness.experiments.accuracy.rows import ACCURACY, Accuracy
@@ -157,6 +157,8 @@ def _begin(options: argparse.Namespace, process: object, say: Say) -> Callable[[
     """Load the contenders in a process; returns what measures a case there."""
     precision.set_for_process(FP32)
     sweep, entered = _sweep(options), {provider: load(provider) for provider in SHOWN}
+    for contender in entered.values():
+        contender.layouts = (PLAIN,)  # calls on the operands themselves, which are refilled
     for contender in entered.values():
         contender.begin([case.problem for case in sweep.cases], None)
     device = torch.device("cuda", torch.cuda.current_device())

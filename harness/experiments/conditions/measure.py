@@ -24,7 +24,7 @@ import torch
 
 from harness import precision
 from harness.cases.catalogue import Case, Sweep, load_sweep
-from harness.contenders.base import Contender, NotRunnable, Offer, Operands, load, prepare_within
+from harness.contenders.base import PLAIN, Contender, NotRunnable, Offer, Operands, load, prepare_within
 from harness.contenders.registry import PROVIDERS, Role, shown
 from harness.experiment import Experiment
 from harness.experiments.conditions.rows import CONDITION_TIMES, CONDITIONS, OURS, ROTATED, SUSTAINED, ConditionTime
@@ -167,6 +167,7 @@ def _begin(options: argparse.Namespace, process: object, say: Say) -> Measure:
     precision.set_for_process(precision.FP32)
     sweep, entered = sample(), {provider: load(provider) for provider in (OURS[0], *RIVALS)}
     for provider, contender in entered.items():
+        contender.layouts = (PLAIN,)  # calls on the operands themselves, which are moved
         algorithms = frozenset(OURS[1:]) if provider == OURS[0] else None
         contender.begin([case.problem for case in sweep.cases], algorithms)
     device = torch.device("cuda", torch.cuda.current_device())

@@ -29,10 +29,9 @@ def test_copies_have_the_values_in_another_type_and_order(operands, layout):
         assert mine.input.data_ptr() != operands.input.data_ptr()
 
 
-def test_channels_last_has_algorithms_of_its_own_but_not_in_fp32():
-    torch_cudnn = PROVIDERS["torch"]
-    assert torch_cudnn.algorithms_in("fp32") == ("default", "benchmark", "deterministic")
-    assert set(torch_cudnn.algorithms_in("fp16")) == {*torch_cudnn.algorithms_in("fp32"), "default_nhwc",
-                                                      "benchmark_nhwc", "deterministic_nhwc"}  # fmt: skip
-    assert torch_cudnn.may_have("benchmark_nhwc", "tf32") and not torch_cudnn.may_have("benchmark_nhwc", "fp32")
+def test_channels_last_has_algorithms_of_its_own():
+    modes = ("default", "benchmark", "deterministic")
+    for precision in LAYOUTS:
+        assert PROVIDERS["torch"].algorithms_in(precision) == (*modes, *(f"{mode}_nhwc" for mode in modes))
     assert PROVIDERS["cudnn_engine"].may_have("eng3_k1=2_nhwc", "fp16")
+    assert PROVIDERS["cuconv"].may_have("auto_nhwc", "tf32") and not PROVIDERS["cuconv"].may_have("auto_nhwc", "fp32")
