@@ -273,7 +273,7 @@ def _with_epilogue(chosen: Sweep, providers: tuple[str, ...], are_named: bool) -
     lacking = next(name for name in providers if name not in having)
     able = ", ".join(provider.name for provider in PROVIDERS.values() if provider.epilogues)
     raise UsageError(
-        f"--config {chosen.name}: {lacking} has no calls with the epilogue {chosen.epilogue}: on a GPU {able} have"
+        f"--config {chosen.name}: {lacking} has no calls with the epilogue {chosen.epilogue}; {able} have, on a GPU"
     )
 
 

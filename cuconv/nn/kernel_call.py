@@ -14,6 +14,7 @@ from torch import Tensor
 from cuconv.call import NotReady
 from cuconv.call_cache import is_captured, keep, warn_of_capture
 from cuconv.core.launch import Launch
+from cuconv.core.problem import UnsupportedProblem
 from cuconv.device import DeviceSpec, device_spec
 from cuconv.runtime import background, shutdown
 from cuconv.runtime.arrays import library_of
@@ -34,7 +35,7 @@ class _Thread(threading.local):
     """The ready calls of a thread, which writes to memory that they own."""
 
     def __init__(self) -> None:
-        self.ready_calls: dict[Hashable, _Call] = {}
+        self.ready_calls: dict[Hashable, _Call | UnsupportedProblem] = {}
         if threading.current_thread().daemon:
             shutdown.watch()
 
@@ -47,14 +48,20 @@ def called(
 ) -> Tensor:
     """The output of a kernel for an input on a GPU, on the current stream.
 
-    key: what the plan depends on, beside the input's shape, type and device. planned: makes the plan, for the first
-    call. weight, bias: their addresses. Raises what `planned` raises, and NotReady while the kernel compiles.
+    key: the kernel's name, and what the plan depends on beside the input's shape, type and device. planned: makes the
+    plan, for the first call. weight, bias: their addresses. Raises UnsupportedProblem as `planned` does, and NotReady
+    while the kernel compiles.
     """
     key = (input.shape, input.dtype, input.device, key)
     call = _thread.ready_calls.get(key)
     if call is None:
-        call = _Call(planned, input)
+        try:
+            call = _Call(planned, input)
+        except UnsupportedProblem as refusal:
+            call = refusal
         keep(_thread.ready_calls, key, call)
+    if isinstance(call, UnsupportedProblem):
+        raise UnsupportedProblem(str(call))
     if shutdown.begun:
         shutdown.stop_daemons()
     if call.current_context() == call.context:

@@ -1,6 +1,6 @@
-"""What lies between convolutions and has a kernel of its own: group normalisation, and squeeze and excitation.
+"""Group normalisation, and squeeze and excitation, of images in float32 in graphs: each is one kernel.
 
-Both are of images in float32. What the kernels do not compute is torch's.
+What the kernels do not compute is torch's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from cuconv.call_cache import ALIGNMENT
 from cuconv.core.activation import NONE, Activation, named
 from cuconv.core.problem import FP32, UnsupportedProblem
 from cuconv.device import DeviceSpec
+from cuconv.nn import limits
 from cuconv.nn.activated import activated, activation_in
 from cuconv.nn.formats import is_laid_out
 from cuconv.nn.frozen import FrozenConv2d, Layers, Tensors, runs_now
@@ -54,7 +55,7 @@ def group_normed(
 def _group_normed(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, options: tuple[int, float, Activation]
 ) -> Tensor:
-    """The same by the kernel. Raises UnsupportedProblem for what it does not compute, and while it compiles."""
+    """The output of the kernel. Raises UnsupportedProblem for what it does not compute, and while it compiles."""
     _check(input)
     of_channels = [one for one in (weight, bias) if one is not None]
     if any(one.dtype != input.dtype or one.device != input.device or not one.is_contiguous() for one in of_channels):
@@ -92,6 +93,12 @@ class FrozenExcitation(Layers):
         ]
         self._packed = torch.cat([first.t().reshape(-1), second.reshape(-1)]), torch.cat(biases)
 
+    @property
+    def packed_bytes(self) -> int:
+        """The device memory of the weights as the kernel takes them, and of the layers' packed weights, in bytes."""
+        own = 0 if self._packed is None else sum(one.nbytes for one in self._packed)
+        return own + super().packed_bytes
+
     def __call__(self, input: Tensor) -> Tensor:
         """The images, times their gates."""
         if runs_now(input):
@@ -103,7 +110,7 @@ class FrozenExcitation(Layers):
         return input * second(first(input.mean((2, 3), keepdim=True)))
 
     def _excited(self, input: Tensor) -> Tensor:
-        """The same by the kernel. Raises UnsupportedProblem for what it does not compute, and while it compiles."""
+        """The output of the kernel. Raises UnsupportedProblem for what it does not compute, and while it compiles."""
         _check(input)
         first, second = self.convolutions
         options = (first.weight.shape[0], first.activation, second.activation)
@@ -133,7 +140,7 @@ def fold_group_norms(graph: fx.Graph, constants: set[Node]) -> None:
             continue
         input, weight, bias, *_, groups, epsilon = node.args
         value = input.meta["val"]
-        if value.dtype != torch.float32 or value.dim() != 4 or not is_laid_out_in_example(value):
+        if not _is_taken(value) or not is_laid_out_in_example(value):
             continue
         last, function = output, NONE
         if (user := only_user(output)) is not None and (found := activation_in(user)) is not None:
@@ -145,6 +152,11 @@ def fold_group_norms(graph: fx.Graph, constants: set[Node]) -> None:
         last.replace_all_uses_with(call)
         for old in dict.fromkeys((last, output, node)):
             graph.erase_node(old)
+
+
+def _is_taken(value: Tensor) -> bool:
+    """Whether the kernels compute tensors of a type and a number of dimensions, on their GPU."""
+    return value.dtype == torch.float32 and value.dim() == 4 and is_supported(value) and limits.spec_of(value).is_hopper
 
 
 def excited(node: Node) -> tuple[Node, Node, Node] | None:
@@ -159,8 +171,7 @@ def excited(node: Node) -> tuple[Node, Node, Node] | None:
         means = first.args[0] if first is not None and first.op == "call_module" and len(first.args) == 1 else None
         if means is None or means.target is not aten.mean.dim or means.args[1:] not in [(axes, True) for axes in MEANS]:
             continue
-        value = images.meta["val"]
-        is_taken = value.dtype == torch.float32 and value.dim() == 4 and kind_of(images) == kind_of(node)
+        is_taken = _is_taken(images.meta["val"]) and kind_of(images) == kind_of(node)
         if is_taken and means.args[0] is images and all(only_user(one) for one in (second, first, means)):
             return images, first, second
     return None

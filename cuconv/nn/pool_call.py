@@ -44,4 +44,4 @@ def pooled(
         pool = MaxPool(precision, shape, *geometry)  # type: ignore[arg-type]
         return Planned(max_pool.launch(pool, device.has_dependent_launch), pool.output_shape, precision, True)
 
-    return called(geometry, planned, input)
+    return called(("max_pool", *geometry), planned, input)

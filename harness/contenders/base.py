@@ -106,10 +106,8 @@ class Operands:
             return (torch.randn(shape, generator=generator, device=device) * scale).to(dtype).float()
 
         input, weight = normal(*problem.input_shape), normal(*problem.weight_shape)
-        output, scale = (
-            torch.empty(problem.output_shape, device=device),
-            sqrt(problem.group_channels * problem.kh * problem.kw),
-        )
+        output = torch.empty(problem.output_shape, device=device)
+        scale = sqrt(problem.group_channels * problem.filter_area)
         bias = normal(problem.m, scale=scale) if epilogue else None
         residual = normal(*problem.output_shape, scale=scale) if epilogue == "bias_add_relu" else None
         return cls(input, weight, output, bias, residual)

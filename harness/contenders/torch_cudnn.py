@@ -76,7 +76,11 @@ class Contender(base.Contender):
             )
 
     def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
-        """torch's modes: default takes a plan by heuristics, benchmark the fastest of all plans that torch knows."""
+        """torch's modes: default takes a plan by heuristics, benchmark the fastest of all plans that torch knows.
+
+        torch's fused calls, those with an epilogue, know no deterministic mode.
+        """
+        modes = {name: mode for name, mode in MODES.items() if not (self.epilogue and mode.deterministic)}
         return [
             Offer(
                 "torch",
@@ -85,7 +89,7 @@ class Contender(base.Contender):
                 self.precision,
             )
             for layout in self.layouts
-            for name, mode in MODES.items()
+            for name, mode in modes.items()
         ]
 
     def _prepare(self, mode: _Mode, layout: Layout, problem: ConvProblem, operands: Operands) -> Prepared:

@@ -107,7 +107,9 @@ def test_group_norms_in_clusters_of_every_size(monkeypatch, launched, shape, gro
 
 
 @each_norm
-@pytest.mark.parametrize(("mean", "scale"), [(1e4, 1.0), (-300.0, 0.1), (0.0, 1e-15), (0.0, 1e15), (5.0, 0.0)])
+@pytest.mark.parametrize(
+    ("mean", "scale"), [(1e4, 1.0), (-300.0, 0.1), (0.0, 1e-15), (0.0, 1e15), (5.0, 0.0), (1e30, 0.0)]
+)
 def test_means_and_variances_of_every_size(shape, groups, mean, scale):
     """The error is that of the input's own rounding to float32, by the condition of the difference from the mean."""
     x, weight, bias = normal(*shape) * scale + mean, normal(shape[1]), normal(shape[1])

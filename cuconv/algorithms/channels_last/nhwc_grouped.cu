@@ -25,21 +25,13 @@
 
 constexpr int MAX_THREADS = 256, VECTOR = 8, VECTOR_BYTES = VECTOR * sizeof(Element);
 constexpr int STAGE_ALIGNMENT = 1024;  // bytes, after which the swizzle repeats
-constexpr int GROUPS = VECTORS / CHUNKS, GROUP_CHANNELS = CHUNKS * VECTOR;
+constexpr int GROUPS = VECTORS / CHUNKS;
 constexpr int MMA_PIXELS = 16, M_TILES = CHUNKS == 1 ? 4 : 2;
 
 // Where a vector of a window's pixel lies in a stage.
 __device__ __forceinline__ int place_of(int pixel, int vector) {
     const int moved = VECTORS == 8 ? pixel % 8 : pixel / 2 % 4;
     return (pixel * VECTORS + (vector ^ moved)) * VECTOR_BYTES;
-}
-
-// ldmatrix: four matrices of eight rows of 16 bytes, whose rows start at the lanes' addresses.
-__device__ __forceinline__ void load_matrices(unsigned (&matrices)[4], unsigned row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
-                 : "r"(row)
-                 : "memory");
 }
 
 #if BF16
@@ -91,7 +83,7 @@ __device__ __forceinline__ void add_products(float (&sums)[M_TILES][CHUNKS][4], 
         unsigned pixels[M_TILES][4];
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i)
-            load_matrices(pixels[i], stage + place_of(starts[i] + offset, vector + own % CHUNKS));
+            load_matrices(stage + place_of(starts[i] + offset, vector + own % CHUNKS), pixels[i]);
 #pragma unroll
         for (int n = 0; n < CHUNKS; ++n) {
             const unsigned* const of_filter = weights + n * 8 * pitch + chunk * 4;
@@ -105,7 +97,7 @@ __device__ __forceinline__ void add_products(float (&sums)[M_TILES][CHUNKS][4], 
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i) {
             unsigned pixels[4];
-            load_matrices(pixels, stage + place_of(starts[i] + offsets[taps - 1], vector));
+            load_matrices(stage + place_of(starts[i] + offsets[taps - 1], vector), pixels);
             multiply(sums[i][0], pixels, first);
         }
     }
@@ -194,39 +186,45 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                             (pixel & (columns - 1)) * (int)stride_w;
             }
             float sums[M_TILES][CHUNKS][4] = {};
+            __syncwarp();
             add_products(sums, shared_address(shared) + stage * stage_bytes, starts, offsets, taps, vector, own_weights,
                          pitch * 4);
+            // The output's pixel of the sums in a row of a matrix, above or below, or -1 where there is none
+            const auto pixel_of = [&](int i, int below) -> int64 {
+                const int pixel = start + i * MMA_PIXELS + below * 8 + lane / 4;
+                const int y = tile.y + (pixel >> (int)log_columns), x = tile.x + (pixel & (columns - 1));
+                const bool is_output = pixel < tile_pixels && y < out_h && x < out_w;
+                return is_output ? ((int64)tile.image * out_h + y) * out_w + x : -1;
+            };
 #pragma unroll
-            for (int i = 0; i < M_TILES; ++i)
+            for (int i = 0; i < M_TILES * 2; ++i) {
+                const int64 pixel = residual ? pixel_of(i / 2, i % 2) : -1;
 #pragma unroll
-                for (int below = 0; below < 2; ++below) {
-                    const int pixel = start + i * MMA_PIXELS + below * 8 + lane / 4;
-                    const int y = tile.y + (pixel >> (int)log_columns), x = tile.x + (pixel & (columns - 1));
-                    const bool is_output = pixel < tile_pixels && y < out_h && x < out_w;
-                    const int64 place = is_output ? ((int64)tile.image * out_h + y) * out_w + x : 0;
-                    float values[CHUNKS * 2];
-#pragma unroll
-                    for (int n = 0; n < CHUNKS; ++n) {
-                        values[n * 2] = sums[i][n][below * 2] + biases[n][0];
-                        values[n * 2 + 1] = sums[i][n][below * 2 + 1] + biases[n][1];
-                        if (residual && is_output) {
-                            const Element* const more = residual + place * channels + channel + n * VECTOR;
-                            const Pair pair = paired ? *reinterpret_cast<const Pair*>(more) : pair_of(more[0], more[1]);
-                            values[n * 2] += value_of(first_of(pair)), values[n * 2 + 1] += value_of(second_of(pair));
-                        }
-                    }
-                    activate(values, {activation, numbers});
-                    if (!is_output) continue;
-#pragma unroll
-                    for (int n = 0; n < CHUNKS; ++n) {
-                        Element* const to = output + place * output_stride + channel + n * VECTOR;
-                        const Pair pair = packed(values[n * 2], values[n * 2 + 1]);
-                        if (paired)
-                            *reinterpret_cast<Pair*>(to) = pair;
-                        else
-                            to[0] = first_of(pair), to[1] = second_of(pair);
-                    }
+                for (int n = 0; n < CHUNKS; ++n) {
+                    float* const two = sums[i / 2][n] + i % 2 * 2;
+                    two[0] += biases[n][0], two[1] += biases[n][1];
+                    if (pixel < 0) continue;
+                    const Element* const more = residual + pixel * channels + channel + n * VECTOR;
+                    const Pair pair = paired ? *reinterpret_cast<const Pair*>(more) : pair_of(more[0], more[1]);
+                    two[0] += value_of(first_of(pair)), two[1] += value_of(second_of(pair));
                 }
+            }
+            activate(reinterpret_cast<float(&)[M_TILES * CHUNKS * 4]>(sums), {activation, numbers});
+#pragma unroll
+            for (int i = 0; i < M_TILES * 2; ++i) {
+                const int64 pixel = pixel_of(i / 2, i % 2);
+                if (pixel < 0) continue;
+#pragma unroll
+                for (int n = 0; n < CHUNKS; ++n) {
+                    const float* const two = sums[i / 2][n] + i % 2 * 2;
+                    Element* const to = output + pixel * output_stride + channel + n * VECTOR;
+                    const Pair pair = packed(two[0], two[1]);
+                    if (paired)
+                        *reinterpret_cast<Pair*>(to) = pair;
+                    else
+                        to[0] = first_of(pair), to[1] = second_of(pair);
+                }
+            }
         }
         fence_async_shared();  // the next copy into the stage must not overtake these loads
         __syncthreads();

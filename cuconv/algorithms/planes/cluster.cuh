@@ -12,9 +12,14 @@ __device__ __forceinline__ float add_lanes(float value) {
     return value;
 }
 
-// ld.shared::cluster: a number in the shared memory of another block of the cluster.
-__device__ __forceinline__ float load_from(int block, const float* number) {
+// ld.shared::cluster: a number in the shared memory of another block of the cluster. No block may end before the others
+// have loaded what they need of it.
+__device__ __forceinline__ float load_remote(int block, const float* number) {
     float value;
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address_in(shared_address(number), block)));
     return value;
 }
+
+// barrier.cluster.arrive: the first half of a barrier of all threads of the cluster, which orders what the thread has
+// loaded and stored before it. cluster_wait() is the second half.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }

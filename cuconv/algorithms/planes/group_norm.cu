@@ -1,12 +1,12 @@
 // Group normalisation in plain FP32, then an activation: output = f((input - mean) / sqrt(variance + eps) * weight + bias),
-// with the mean and the variance of the planes of a group of channels, and a weight and a bias for each channel.
+// with the mean and the variance of a group of channels of an image, and a weight and a bias for each channel.
 //
 // A cluster computes a group of an image, which lies in one piece in memory, and each of its blocks a slice of it:
 //
 //   1. The slice is copied to shared memory, where it fits.
 //   2. Each thread finds the count, the mean and the squared differences of its elements. Those of threads, and then of
 //      blocks, are joined two by two (Chan et al., 1979), so that no digits cancel.
-//   3. The block normalises its slice, channel by channel.
+//   3. The block normalises its slice. A warp has a channel of it, or a part of one where the slice has few.
 //
 // BLOCKS  blocks of a cluster
 // VECTOR  elements of a load: 4 where planes are a multiple of it, or 1
@@ -27,7 +27,7 @@ struct Moments {
     __device__ __forceinline__ void join(const Moments& other) {
         const float both = count + other.count, difference = other.mean - mean;
         const float share = both > 0.0f ? other.count / both : 0.0f;
-        squares += other.squares + difference * difference * (count * share);
+        squares += other.squares + difference * share * count * difference;  // 0 for a difference that nothing counts
         mean = fmaf(difference, share, mean);
         count = both;
     }
@@ -49,7 +49,8 @@ struct alignas(VECTOR * 4) Elements {
 #define CLUSTER  // clusters of one block start later than blocks
 #endif
 
-// slice: elements of a block's slice, a multiple of 4. kept: whether it fits into shared memory. epsilon: its bits.
+// slice: elements of a block's slice, a multiple of 4. kept: whether the block copies it to shared memory. epsilon: its
+// bits.
 extern "C" __global__ void CLUSTER __launch_bounds__(32 * 16)
     group_norm(const float* __restrict__ input, const float* __restrict__ weight, const float* __restrict__ bias,
                float* __restrict__ output, int64 channels, int64 groups, int64 pixels, int64 slice, int64 kept,
@@ -89,26 +90,44 @@ extern "C" __global__ void CLUSTER __launch_bounds__(32 * 16)
         for (int w = 1; w < WARPS; ++w) moments.join(of_warps[w]);
         of_block = moments;
     }
+#if BLOCKS > 1
+    __syncwarp();
     cluster_barrier();
     Moments whole = {0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int block = 0; block < BLOCKS; ++block)
-        whole.join({load_from(block, &of_block.count), load_from(block, &of_block.mean),
-                    load_from(block, &of_block.squares)});
+        whole.join({load_remote(block, &of_block.count), load_remote(block, &of_block.mean),
+                    load_remote(block, &of_block.squares)});
+    cluster_arrive();
+#else
+    __syncthreads();
+    const Moments whole = of_block;
+#endif
     const float scale = 1.0f / sqrtf(whole.squares / whole.count + __uint_as_float((unsigned)epsilon));
 
+    // The slice has `channels_of` channels, of which the first begins `before` elements ahead of it. The pixels of a
+    // channel are shared by `parts` warps, in whole vectors.
+    const int64 first_channel = begin / pixels;
+    const int plane = (int)pixels, before = (int)(begin - first_channel * pixels);
+    const int channels_of = elements ? (int)((end - 1) / pixels - first_channel) + 1 : 0;
+    const int parts = channels_of ? (WARPS + channels_of - 1) / channels_of : 1;
+    const int64 first_number = group % groups * group_channels + first_channel;
     float* const to = output + group * size + begin;
-    for (int64 start = begin; start < end;) {  // a channel of the slice, or what lies in the slice of it
-        const int64 channel = start / pixels, stop = min(end, (channel + 1) * pixels);
-        const int first = (int)(start - begin), after = (int)(stop - begin);
-        const int64 number = group % groups * group_channels + channel;
-        const float factor = scale * (weight ? weight[number] : 1.0f), shift = bias ? bias[number] : 0.0f;
-        for (int i = first + (int)threadIdx.x * VECTOR; i < after; i += THREADS * VALUES) {
+    for (int item = warp; item < channels_of * parts; item += WARPS) {
+        const int channel = item / parts, part = item % parts;
+        const int first = max(0, (int)((int64)channel * plane - before));
+        const int after = (int)min((int64)elements, (int64)(channel + 1) * plane - before);
+        const int vectors = (after - first) / VECTOR;
+        const int start = first + (int)((int64)vectors * part / parts) * VECTOR;
+        const int stop = first + (int)((int64)vectors * (part + 1) / parts) * VECTOR;
+        const float factor = scale * (weight ? weight[first_number + channel] : 1.0f);
+        const float shift = bias ? bias[first_number + channel] : 0.0f;
+        for (int i = start + lane * VECTOR; i < stop; i += 32 * VALUES) {
             float values[VALUES] = {};
 #pragma unroll
             for (int load = 0; load < LOADS; ++load) {
-                const int at = i + load * THREADS * VECTOR;
-                if (at >= after) break;
+                const int at = i + load * 32 * VECTOR;
+                if (at >= stop) continue;
                 const Elements x = *reinterpret_cast<const Elements*>(from + at);
 #pragma unroll
                 for (int v = 0; v < VECTOR; ++v)
@@ -117,16 +136,18 @@ extern "C" __global__ void CLUSTER __launch_bounds__(32 * 16)
             activate(values, {activation, numbers});
 #pragma unroll
             for (int load = 0; load < LOADS; ++load) {
-                const int at = i + load * THREADS * VECTOR;
-                if (at >= after) break;
+                const int at = i + load * 32 * VECTOR;
+                if (at >= stop) continue;
                 Elements y;
 #pragma unroll
                 for (int v = 0; v < VECTOR; ++v) y.values[v] = values[load * VECTOR + v];
                 *reinterpret_cast<Elements*>(to + at) = y;
             }
         }
-        start = stop;
     }
-    cluster_barrier();  // no block ends while another one reads its moments
+#if BLOCKS > 1
+    __syncwarp();
+    cluster_wait();  // no block ends while another one reads its moments
+#endif
 #endif
 }

@@ -18,6 +18,7 @@ THREADS = 512
 ALIGNED = 4  # elements of 16 bytes
 CLUSTERS = (1, 2, 4, 8, 16)  # blocks
 RESIDENT = 2  # blocks of an SM, so that one copies while the other computes
+LEAST_SLICE = 2048  # elements of a block: an instruction of each thread
 STATIC_BYTES = 256  # of the kernel's moments and barrier
 
 
@@ -65,7 +66,11 @@ def launch(norm: GroupNorm, device: DeviceSpec) -> Launch:
         raise UnsupportedProblem(f"{norm}: needs the instructions of {HOPPER_ARCH}, {device.name} is {device.arch}")
     n, c, h, w = norm.input_shape
     room = device.shared_bytes_of(RESIDENT) - STATIC_BYTES
-    clusters = [blocks for blocks in CLUSTERS if blocks <= device.max_cluster_blocks]
+    clusters = [
+        blocks
+        for blocks in CLUSTERS
+        if blocks <= device.max_cluster_blocks and (blocks == 1 or norm.size >= blocks * LEAST_SLICE)
+    ]
     enough = (
         blocks
         for blocks in clusters

@@ -52,7 +52,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(32 *
     __shared__ uint64 weights_there, planes_there;
 
     const int64 from = ((int64)image * channels + channel_0) * plane, first_weight = (int64)channel_0 * units;
-    const int weight_bytes = count * units * 4, plane_bytes = count * plane * 4;
+    const int weight_bytes = count * units * 4;
     const float* const second_weights = weights + channels * hidden;
     if (threadIdx.x == 0) {
         barrier_init(&weights_there, 1), barrier_init(&planes_there, 1);
@@ -65,7 +65,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(32 *
     wait_for_kernel_ahead();
     launch_dependents();
     if (threadIdx.x == 0 && count) {
-        if (kept) fetch(shared_address(shared), input + from, plane_bytes, &planes_there);
+        if (kept) fetch(shared_address(shared), input + from, count * plane * 4, &planes_there);
         barrier_expect(&weights_there, 2 * weight_bytes);
         copy_bulk(shared_address(squeezing), weights + first_weight, weight_bytes, &weights_there);
         copy_bulk(shared_address(exciting), second_weights + first_weight, weight_bytes, &weights_there);
@@ -102,18 +102,20 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(32 *
         for (int w = 0; w < WARPS; ++w) sum += of_warps[w * units + unit];
         of_block[unit] = sum;
     }
+    __syncwarp();
     cluster_barrier();
     for (int unit = threadIdx.x; unit < units; unit += THREADS) {
         float sum = 0.0f;
 #pragma unroll
-        for (int block = 0; block < BLOCKS; ++block) sum += load_from(block, of_block + unit);
+        for (int block = 0; block < BLOCKS; ++block) sum += load_remote(block, of_block + unit);
         values[unit] = activated(sum + biases[unit], {first, first_numbers});
     }
+    __syncwarp();
+    cluster_arrive();
     __syncthreads();
 
-    // Whole warps take part, also beyond the last channel, since lanes add up together.
-    for (int i = threadIdx.x; i < (count * GATE_LANES + 31) / 32 * 32; i += THREADS) {
-        const int c = min(i / GATE_LANES, count - 1);
+    for (int i = threadIdx.x; i < count * GATE_LANES; i += THREADS) {  // whole warps: channels are a multiple of 4
+        const int c = i / GATE_LANES;
         float sum = 0.0f;
         for (int unit = i % GATE_LANES; unit < units; unit += GATE_LANES)
             sum = fmaf(exciting[c * units + unit], values[unit], sum);
@@ -129,6 +131,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(32 *
 #pragma unroll 4
         for (int p = begin(i) + lane; p < end(i); p += 32) to[p] = from_plane[p] * gate;
     }
-    cluster_barrier();  // no block ends while another one reads its part of the hidden values
+    __syncwarp();
+    cluster_wait();
 #endif
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX
 from cuconv.core.activation import Activation
-from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, Launch
+from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, Argument, Launch
 from cuconv.core.problem import FLOAT_BYTES, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
 
@@ -15,6 +15,7 @@ SOURCE = Path(__file__).with_suffix(".cu")
 WARPS = 16
 VECTOR_CHANNELS = 4  # a block's channels are a multiple of it, and so are those of an image
 CLUSTERS = (8, 16)  # blocks
+STATIC_BYTES = 16  # the kernel's two barriers
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +43,14 @@ class Excitation:
             raise UnsupportedProblem(f"{self}: every size must be at least 1")
         if c % VECTOR_CHANNELS:
             raise UnsupportedProblem(f"{c} channels: squeeze and excitation takes a multiple of {VECTOR_CHANNELS}")
-        for what, count in (("an image has", c * h * w), ("the clusters have", n * CLUSTERS[-1])):
+        for what, count in (("elements of an image", c * h * w), ("blocks", n * CLUSTERS[-1])):
             if count > MAX_INDEX:
-                raise UnsupportedProblem(f"{self}: {what} {count} elements, the limit is {MAX_INDEX}")
+                raise UnsupportedProblem(f"{self}: {count} {what}, the limit is {MAX_INDEX}")
 
     @property
     def pixels(self) -> int:
         """Pixels of a plane."""
         return self.input_shape[2] * self.input_shape[3]
-
-    def blocks(self, device: DeviceSpec) -> int:
-        """Blocks of an image's cluster: the most, unless fewer let the GPU compute more images at a time."""
-        few, most = CLUSTERS
-        at_a_time = device.clusters_at_a_time(most) if device.max_cluster_blocks >= most else 0
-        return most if self.input_shape[0] <= at_a_time else few
 
 
 def launch(excitation: Excitation, device: DeviceSpec) -> Launch:
@@ -68,23 +63,24 @@ def launch(excitation: Excitation, device: DeviceSpec) -> Launch:
         raise UnsupportedProblem(
             f"{excitation}: needs the instructions of {HOPPER_ARCH}, {device.name} is {device.arch}"
         )
-    (n, c, _, _), hidden, blocks = excitation.input_shape, excitation.hidden, excitation.blocks(device)
-    block_channels = ceil_div(ceil_div(c, blocks), VECTOR_CHANNELS) * VECTOR_CHANNELS
-    parts = 1
-    while parts * block_channels < WARPS:
-        parts *= 2
-    numbers = block_channels * (2 * hidden + parts + 1) + hidden * (WARPS + 2)
-    shared, planes = numbers * FLOAT_BYTES, block_channels * excitation.pixels * FLOAT_BYTES
-    room = device.shared_bytes_per_block - STATIC_BYTES
+    n, hidden, room = excitation.input_shape[0], excitation.hidden, device.shared_bytes_per_block - STATIC_BYTES
+    few, most = CLUSTERS
+    # Of the most blocks, unless fewer let the GPU compute more images at a time and hold the weights.
+    at_a_time = device.clusters_at_a_time(most) if device.max_cluster_blocks >= most else 0
+    few_do = n > at_a_time and _numbers(excitation, few) * FLOAT_BYTES <= room
+    blocks = few if few_do or not at_a_time else most
+    block_channels, parts = _share(excitation, blocks)
+    shared = _numbers(excitation, blocks) * FLOAT_BYTES
+    planes = block_channels * excitation.pixels * FLOAT_BYTES
     if shared > room:
         raise UnsupportedProblem(
             f"{excitation}: a block's weights take {shared} bytes of shared memory, {room} are there"
         )
     kept = shared + planes <= room
     functions = (part for one in (excitation.first, excitation.second) for part in (one.kind, one.packed_numbers))
-    arguments = (
+    arguments: tuple[Argument, ...] = (
         *(INPUT, WEIGHT, BIAS, OUTPUT),
-        *(c, excitation.pixels, hidden, block_channels, parts, int(kept), *functions),
+        *(excitation.input_shape[1], excitation.pixels, hidden, block_channels, parts, int(kept), *functions),
     )
     return Launch(
         SOURCE, {"BLOCKS": blocks}, "squeeze_excite", n * blocks, 32 * WARPS, arguments,
@@ -92,7 +88,19 @@ def launch(excitation: Excitation, device: DeviceSpec) -> Launch:
     )  # fmt: skip
 
 
-STATIC_BYTES = 16  # the kernel's two barriers
+def _share(excitation: Excitation, blocks: int) -> tuple[int, int]:
+    """The channels of a block, and the warps that share a plane of it."""
+    channels = ceil_div(ceil_div(excitation.input_shape[1], blocks), VECTOR_CHANNELS) * VECTOR_CHANNELS
+    warps = 1
+    while warps * channels < WARPS:
+        warps *= 2
+    return channels, warps
+
+
+def _numbers(excitation: Excitation, blocks: int) -> int:
+    """The numbers in shared memory beside the planes: weights, sums, gates and hidden values."""
+    channels, parts = _share(excitation, blocks)
+    return channels * (2 * excitation.hidden + parts + 1) + excitation.hidden * (WARPS + 2)
 
 
 def variants(arch: str) -> list[dict[str, int]]:

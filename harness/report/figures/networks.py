@@ -101,8 +101,8 @@ def networks_figure(compared: pd.DataFrame, caption: str, baseline: str) -> Figu
         box = (LEFT / WIDTH, bottom / height, 1 - (LEFT + RIGHT) / WIDTH, PANEL / height)
         _draw_line(figure.add_axes(box), compared, line, bars, max(top, 1.5))
     legend_top = style.head_height(notes) - 0.02
-    for whose in ("cuConv", "torch"):
-        handles = [Patch(color=colour, label=text) for _, text, colour, _ in bars if whose in text]
+    for whose in ("cuconv", "torch"):
+        handles = [Patch(color=colour, label=text) for column, text, colour, _ in bars if column.startswith(whose)]
         figure.legend(handles=handles, loc="upper left", ncols=len(handles), frameon=False, fontsize=TEXT + 0.5,
                       handlelength=1.2, handleheight=1.0,
                       bbox_to_anchor=((LEFT - 0.1) / WIDTH, 1 - legend_top / height))  # fmt: skip

@@ -6,7 +6,10 @@ import pytest
 
 from cuconv import ConvProblem, UnsupportedProblem, plan
 from cuconv.algorithms import ALGORITHMS
+from cuconv.algorithms.channels_last.nhwc_grouped import REGISTERS
+from cuconv.core.launch import KernelVariant
 from cuconv.device import H200
+from cuconv.runtime import compiler
 from tests.cuconv.layers import problems_of
 
 GROUPED = ALGORITHMS["nhwc_grouped"]
@@ -80,6 +83,12 @@ def test_what_the_kernel_does_not_compute_is_refused_in_one_line(problem):
     with pytest.raises(UnsupportedProblem) as refused:
         GROUPED.candidates(problem, H200)
     assert "\n" not in str(refused.value)
+
+
+def test_kernels_do_not_spill_and_take_the_registers_that_configurations_count_on():
+    for macros in GROUPED.variants("sm_90a"):
+        (report,) = compiler.resources(KernelVariant.of(GROUPED.source, "sm_90a", macros))
+        assert report.spill_bytes == 0 and report.registers <= REGISTERS[macros["CHUNKS"]]
 
 
 def test_layers_of_the_sweep_have_configurations():

@@ -33,9 +33,9 @@ def test_blocks_cover_the_channels_and_fit(shape, hidden):
     assert launch.shared_bytes == planes + 4 * numbers
 
 
-def test_many_images_have_smaller_clusters():
-    blocks = [squeeze_excite.launch(excitation((n, 64, 14, 14)), H200).macros["BLOCKS"] for n in (1, 64)]
-    assert blocks == [16, 8]
+def test_many_images_have_smaller_clusters_that_hold_the_weights():
+    for shape, hidden, blocks in (((1, 64, 14, 14), 8, 16), ((64, 64, 14, 14), 8, 8), ((64, 2048, 7, 7), 128, 16)):
+        assert squeeze_excite.launch(excitation(shape, hidden), H200).macros["BLOCKS"] == blocks
 
 
 @pytest.mark.parametrize("shape", [(0, 8, 3, 3), (1, 6, 3, 3), (1, 8, 2**16, 2**16), (2**28, 8, 1, 1)], ids=str)

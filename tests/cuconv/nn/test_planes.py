@@ -9,6 +9,8 @@ from torch import nn
 
 import cuconv.nn
 from cuconv.algorithms.planes import group_norm, squeeze_excite
+from cuconv.device import A100
+from cuconv.nn import limits
 from tests.cuconv.nn.models import close
 from tests.cuconv.nn.zoo.entries import Model
 
@@ -67,6 +69,7 @@ def test_squeeze_and_excitation_is_one_call(on_a_gpu, pool, gate, bias):
     model = network(Excite(pool=pool, gate=gate, bias=bias))
     converted = assert_same_at_every_size(model, on_a_gpu, "squeeze_excite", 1)
     assert len(on_a_gpu) == 3  # and the two convolutions beside it
+    assert converted._graphs.of_calls()[0].packed_bytes > 2 * 2**20  # those of the two convolutions alone
     x = torch.randn(1, 3, 9, 9)
     for parameter in model[1].parameters():
         parameter.mul_(-2)
@@ -174,3 +177,11 @@ def test_a_graph_knows_its_kernels(on_a_gpu):
     converted, _ = cuconv.nn.convert(network(middle), torch.randn(2, 3, 16, 16))
     sources = {kernel.source for graph in converted._graphs.of_calls() for kernel in graph.kernels([], "sm_90a")}
     assert sources == {group_norm.SOURCE, squeeze_excite.SOURCE}
+
+
+@torch.no_grad()
+def test_other_gpus_are_torchs(on_a_gpu, monkeypatch):
+    monkeypatch.setattr(limits, "spec_of", lambda tensor: A100)
+    for middle in (Excite(), nn.GroupNorm(2, 8)):
+        assert_same_at_every_size(network(middle), on_a_gpu, "squeeze_excite", 0)
+        assert "group_norm" not in [call["kind"] for call in on_a_gpu]

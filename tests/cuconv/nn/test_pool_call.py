@@ -109,3 +109,12 @@ def test_what_the_kernel_does_not_compute_is_refused(gpu, x):
     with pytest.raises(UnsupportedProblem):
         pooled(x, *GEOMETRY)
     assert not Recorder.enqueued
+
+
+def test_a_refusal_is_kept(gpu, monkeypatch):
+    made = []
+    monkeypatch.setattr(max_pool, "launch", lambda *_: made.append(1))
+    for _ in range(3):
+        with pytest.raises(UnsupportedProblem, match="multiple of 8"):
+            pooled(images(2, 12, 5, 5), *GEOMETRY)
+    assert len(kernel_call._thread.ready_calls) == 1 and not made
