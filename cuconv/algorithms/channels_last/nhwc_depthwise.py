@@ -16,19 +16,12 @@ from pathlib import Path
 from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.channels_last.channels_last import BARRIER_BYTES, BF16_MACRO, VECTOR_BYTES, FusesAll
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
+from cuconv.algorithms.channels_last.vector_windows import check_window_sizes, reach, window_map
 from cuconv.algorithms.common.divider import packed_divisor
-from cuconv.algorithms.common.limits import (
-    HOPPER_ARCH,
-    MAX_BOX,
-    MAX_EXTENT,
-    MAX_INDEX,
-    check_sizes,
-    require_fit,
-    require_hopper,
-)
+from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_BOX, require_fit, require_hopper
 from cuconv.core.costs import constant
 from cuconv.core.elementwise import norm
-from cuconv.core.launch import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT, Launch, TensorMap
+from cuconv.core.launch import BIAS, OUTPUT, RESIDUAL, WEIGHT, Launch
 from cuconv.core.problem import BF16, FLOAT_BYTES, HALF_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import REGISTERS_PER_SM, THREADS_PER_SM, DeviceSpec
 
@@ -160,7 +153,7 @@ class NhwcDepthwise(FusesAll[Config, Costs]):
         """Every strip with tiles of every size; raises UnsupportedProblem where there is none."""
         require_hopper(problem, device)
         _check(problem)
-        most_columns = _most_pixels(_reach(problem)[1], problem.stride_w)
+        most_columns = _most_pixels(reach(problem)[1], problem.stride_w)
         strips = [strip for strip in STRIPS[_geometry_of(problem)] if strip.columns <= most_columns]
         forms = product(strips, MOST_VECTORS, WORK)
         found = [_config(problem, device, strip, vectors, *work) for strip, vectors, work in forms]
@@ -199,8 +192,9 @@ class NhwcDepthwise(FusesAll[Config, Costs]):
         groups, down, along = tile.counts(p)
         across = tile.columns // config.strip.columns
         whole = options.aligned and options.output_planes(p) % VECTOR_CHANNELS == 0
+        copied = window_map(p, config.vectors, (tile.images, tile.window_rows, tile.window_columns))
         arguments = (
-            _window_map(p, config), WEIGHT, BIAS, RESIDUAL, OUTPUT, options.output_planes(p), p.n, p.c,
+            copied, WEIGHT, BIAS, RESIDUAL, OUTPUT, options.output_planes(p), p.n, p.c,
             p.out_h, p.out_w, p.pad_h, p.pad_w, p.kh, p.kw, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w,
             groups * down * along, down, packed_divisor(down), along, packed_divisor(along),
             tile.images, tile.rows, packed_divisor(tile.rows), across, packed_divisor(across),
@@ -230,23 +224,9 @@ def _macros(geometry: Geometry, strip: Strip) -> Macros:
     }
 
 
-def _window_map(problem: ConvProblem, config: Config) -> TensorMap:
-    """The map by which a tile's window is copied."""
-    p, tile, pixel = problem, config.tile, HALF_BYTES * problem.c
-    box = VECTOR_CHANNELS * config.vectors, tile.window_columns, tile.window_rows, tile.images
-    strides = pixel, pixel * p.w, pixel * p.w * p.h
-    return TensorMap(INPUT, p.precision, (p.c, p.w, p.h, p.n), strides, box, swizzle=0)
-
-
 def _balanced(total: int, most: int) -> int:
     """The size of parts of a total that are as few as with `most` each, but about equal."""
     return ceil_div(total, ceil_div(total, max(1, min(most, total))))
-
-
-def _reach(problem: ConvProblem) -> tuple[int, int]:
-    """The rows and columns that a filter covers with its dilation."""
-    p = problem
-    return (p.kh - 1) * p.dilation_h + 1, (p.kw - 1) * p.dilation_w + 1
 
 
 def _most_pixels(reach: int, stride: int) -> int:
@@ -256,7 +236,7 @@ def _most_pixels(reach: int, stride: int) -> int:
 
 def _tile(problem: ConvProblem, strip: Strip, strips: int, vectors: int) -> Tile:
     """A tile of up to `strips` strips, about as high as wide, for so many vectors of each pixel."""
-    p, (reach_h, reach_w) = problem, _reach(problem)
+    p, (reach_h, reach_w) = problem, reach(problem)
     most_rows = _most_pixels(reach_h, p.stride_h)
     most_across = _most_pixels(reach_w, p.stride_w) // strip.columns
     along = ceil_div(p.out_w, strip.columns)
@@ -332,19 +312,10 @@ def _config(
 
 def _check(problem: ConvProblem) -> None:
     """Raise UnsupportedProblem for what the kernel does not compute."""
-    p, (rows, columns) = problem, _reach(problem)
+    p = problem
     if p.groups == 1 or p.group_channels > 1 or p.group_filters > 1 or p.c % VECTOR_CHANNELS:
         raise UnsupportedProblem(
             f"{p.label}: nhwc_depthwise computes layers with a filter for each channel, and a multiple of "
             f"{VECTOR_CHANNELS} channels"
         )
-    sizes = [
-        ("filter positions", p.filter_area, MAX_WEIGHTS),
-        ("rows of the filter with its dilation", rows, MAX_BOX),
-        ("columns of the filter with its dilation", columns, MAX_BOX),
-        ("output pixels", p.n * p.out_pixels, MAX_INDEX // 2),
-        ("rows of the padded image", p.padded_h, MAX_EXTENT),
-        ("columns of the padded image", p.padded_w, MAX_EXTENT),
-        ("channels", p.c, MAX_INDEX // 2),
-    ]
-    check_sizes(p, "nhwc_depthwise", sizes)
+    check_window_sizes(p, "nhwc_depthwise", MAX_WEIGHTS)

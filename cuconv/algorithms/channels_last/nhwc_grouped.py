@@ -15,20 +15,13 @@ from pathlib import Path
 from cuconv.algorithms.base import CallOptions, Macros
 from cuconv.algorithms.channels_last.channels_last import BARRIER_BYTES, BF16_MACRO, VECTOR_BYTES, FusesAll
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
+from cuconv.algorithms.channels_last.vector_windows import check_window_sizes, reach, window_map
 from cuconv.algorithms.common.divider import packed_divisor
-from cuconv.algorithms.common.limits import (
-    HOPPER_ARCH,
-    MAX_BOX,
-    MAX_EXTENT,
-    MAX_INDEX,
-    check_sizes,
-    require_fit,
-    require_hopper,
-)
+from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_BOX, require_fit, require_hopper
 from cuconv.core.costs import constant
 from cuconv.core.elementwise import norm
-from cuconv.core.launch import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT, Launch, TensorMap
-from cuconv.core.problem import BF16, FLOAT_BYTES, HALF_BYTES, ConvProblem, UnsupportedProblem, ceil_div
+from cuconv.core.launch import BIAS, OUTPUT, RESIDUAL, WEIGHT, Launch
+from cuconv.core.problem import BF16, FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import REGISTERS_PER_SM, THREADS_PER_SM, DeviceSpec
 
 GROUP_CHANNELS = (8, 16, 32)
@@ -158,8 +151,11 @@ class NhwcGrouped(FusesAll[Config, Costs]):
         p, tile = problem, config.tile
         images, down, along = tile.counts(p)
         paired = options.aligned and options.output_planes(p) % 2 == 0
+        copied = window_map(
+            p, config.vectors, (1, tile.window_rows, tile.window_columns), VECTOR_BYTES * config.vectors
+        )
         arguments = (
-            _window_map(p, config), WEIGHT, BIAS, RESIDUAL, OUTPUT, options.output_planes(p), p.c, p.out_h, p.out_w,
+            copied, WEIGHT, BIAS, RESIDUAL, OUTPUT, options.output_planes(p), p.c, p.out_h, p.out_w,
             p.pad_h, p.pad_w, p.kh, p.kw, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w,
             images * down * along, down, packed_divisor(down), along, packed_divisor(along),
             tile.rows, tile.columns.bit_length() - 1, tile.window_rows, tile.window_columns,
@@ -176,23 +172,9 @@ def _macros(vectors: int, group_channels: int) -> Macros:
     return {"VECTORS": vectors, "CHUNKS": group_channels // VECTOR_CHANNELS}
 
 
-def _window_map(problem: ConvProblem, config: Config) -> TensorMap:
-    """The map by which a tile's window is copied."""
-    p, tile, pixel = problem, config.tile, HALF_BYTES * problem.c
-    box = VECTOR_CHANNELS * config.vectors, tile.window_columns, tile.window_rows, 1
-    strides = pixel, pixel * p.w, pixel * p.w * p.h
-    return TensorMap(INPUT, p.precision, (p.c, p.w, p.h, p.n), strides, box, swizzle=VECTOR_BYTES * config.vectors)
-
-
-def _reach(problem: ConvProblem) -> tuple[int, int]:
-    """The rows and columns that a filter covers with its dilation."""
-    p = problem
-    return (p.kh - 1) * p.dilation_h + 1, (p.kw - 1) * p.dilation_w + 1
-
-
 def _tile(problem: ConvProblem, pixels: int, columns: int) -> Tile | None:
     """A tile of up to so many pixels, whose rows divide the plane evenly; None where no copy takes its window."""
-    p, (reach_h, reach_w) = problem, _reach(problem)
+    p, (reach_h, reach_w) = problem, reach(problem)
     rows = ceil_div(p.out_h, ceil_div(p.out_h, pixels // columns))
     window = (rows - 1) * p.stride_h + reach_h, (columns - 1) * p.stride_w + reach_w
     return Tile(rows, columns, *window) if max(window) <= MAX_BOX else None
@@ -233,19 +215,10 @@ def _config(problem: ConvProblem, device: DeviceSpec, tile: Tile, vectors: int, 
 
 def _check(problem: ConvProblem) -> None:
     """Raise UnsupportedProblem for what the kernel does not compute."""
-    p, (rows, columns) = problem, _reach(problem)
+    p = problem
     if p.groups == 1 or p.group_channels not in GROUP_CHANNELS or p.group_filters != p.group_channels:
         raise UnsupportedProblem(
             f"{p.label}: nhwc_grouped computes groups of {', '.join(map(str, GROUP_CHANNELS))} channels, and as many "
             "filters"
         )
-    sizes = [
-        ("filter positions", p.filter_area, MAX_TAPS),
-        ("rows of the filter with its dilation", rows, MAX_BOX),
-        ("columns of the filter with its dilation", columns, MAX_BOX),
-        ("output pixels", p.n * p.out_pixels, MAX_INDEX // 2),
-        ("rows of the padded image", p.padded_h, MAX_EXTENT),
-        ("columns of the padded image", p.padded_w, MAX_EXTENT),
-        ("channels", p.c, MAX_INDEX // 2),
-    ]
-    check_sizes(p, "nhwc_grouped", sizes)
+    check_window_sizes(p, "nhwc_grouped", MAX_TAPS)
