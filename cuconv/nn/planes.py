@@ -1,6 +1,6 @@
 """Group normalisation, and squeeze and excitation, of images in float32 in graphs: each is one kernel.
 
-What the kernels do not compute is torch's.
+Torch computes the rest.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class Contender(ABC):
 
     def __init__(self, precision: str = FP32) -> None:
         self.precision = precision
-        self.epilogue = ""  # that of the sweep (`harness.cases.config_files.Settings`)
+        self.epilogue = ""  # the sweep's (`harness.cases.config_files.Settings`)
         self.layouts = LAYOUTS[precision]
 
     def begin(self, problems: Iterable[ConvProblem], algorithms: frozenset[str] | None) -> None:  # noqa: B027

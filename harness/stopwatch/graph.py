@@ -16,7 +16,7 @@ import torch
 WAIT_CYCLES = 600_000  # the waiting kernel takes about 0.3 ms, longer than an idle host needs to enqueue the runs
 WAIT_PRODUCTS = 40  # products of small matrices, which take at least as long
 LONGER = (1, 4, 16, 64)  # length of the waiting kernel in each attempt, in multiples of WAIT_CYCLES
-LOAD_REPLAYS = 16  # of a load, the last that the runs are enqueued behind; most take 0.3 ms or more
+LOAD_REPLAYS = 16  # the runs are enqueued behind a load's last ones, most of which take 0.3 ms or more
 
 During = Callable[[], None]
 Ahead = Callable[[int], None]

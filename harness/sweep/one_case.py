@@ -193,8 +193,7 @@ class CaseUnderTest:
         self.problem = _problem(case)
         self.seed = zlib.crc32(f"{options.seed} {case.label}".encode())
         generator = torch.Generator(options.device).manual_seed(self.seed)
-        self.operands = Operands.random(self.problem, generator, options.epilogue)
-        own = self.operands
+        self.operands = own = Operands.random(self.problem, generator, options.epilogue)
         self.verifier = Verifier(case.problem, own.input, own.weight, generator, own.bias, own.residual)
         self.clocks = CaseClocks(sensors_of(options.device))
         self.notes: list[str] = []
@@ -377,8 +376,7 @@ def _check_room(case: Case, options: Options) -> None:
     p = case.problem
     outputs = 2 if options.epilogue == "bias_add_relu" else 1
     images, weights = prod(p.input_shape) + outputs * prod(p.output_shape), prod(p.weight_shape)
-    # The share of the images that are verified, and their mixture.
-    in_float64 = 1.0 if options.epilogue else min(1.0, (CHECKED_IMAGES + 1) / p.n)
+    in_float64 = 1.0 if options.epilogue else min(1.0, (CHECKED_IMAGES + 1) / p.n)  # images, and a mixture of all
     # The engines hold a copy in each layout, and torch's call holds one more.
     copies = [layout.dtype.itemsize for layout in LAYOUTS[options.precision] if layout != PLAIN]
     of_element = FLOAT_BYTES + sum(copies) + max(copies, default=0)

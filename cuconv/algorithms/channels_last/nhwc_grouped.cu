@@ -75,7 +75,7 @@ struct Tiles {
 __device__ __forceinline__ void add_products(float (&sums)[M_TILES][CHUNKS][4], unsigned stage,
                                              const int (&starts)[M_TILES], const int* offsets, int taps, int vector,
                                              const unsigned* weights, int pitch) {
-    const int half = threadIdx.x % 32 / 16;  // which of two chunks the lane's addresses are of
+    const int half = threadIdx.x % 32 / 16;  // the lane's addresses are in the first or the second of two chunks
     const int chunks = taps * CHUNKS;
 #pragma unroll 2
     for (int chunk = 0; chunk + 1 < chunks; chunk += 2) {
@@ -160,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     __syncthreads();
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp % GROUPS, vector = group * CHUNKS;
-    const int part = warp / GROUPS, parts = max(1, (int)blockDim.x / 32 / GROUPS);  // of the pixels of a tile
+    const int part = warp / GROUPS, parts = max(1, (int)blockDim.x / 32 / GROUPS);  // shares of a tile's pixels
     const int channel = first_channel + vector * VECTOR + lane % 4 * 2;  // the first of the lane's sums
     const bool exists = channel < channels && part < parts;
     const unsigned* const own_weights =

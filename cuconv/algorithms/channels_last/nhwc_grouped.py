@@ -25,11 +25,11 @@ from cuconv.core.problem import BF16, FLOAT_BYTES, ConvProblem, UnsupportedProbl
 from cuconv.device import REGISTERS_PER_SM, THREADS_PER_SM, DeviceSpec
 
 GROUP_CHANNELS = (8, 16, 32)
-VECTORS = (8, 4)  # of a channel block: a row of the swizzle's 128 or 64 bytes
+VECTORS = (8, 4)  # a channel block has so many: a row of the swizzle's 128 or 64 bytes
 THREADS = (256, 128)
 TILE_COLUMNS, TILE_PIXELS = (8, 16, 32), (64, 128, 256)
 MMA_PIXELS = 16
-M_TILES = {1: 4, 2: 2, 4: 2}  # of a warp, by the vectors of a group
+M_TILES = {1: 4, 2: 2, 4: 2}  # a warp's, by the vectors of a group
 REGISTERS = {1: 64, 2: 64, 4: 104}  # per thread, at most, by the vectors of a group
 MAX_STAGES = 4
 STAGE_ALIGNMENT = 1024  # bytes, after which the swizzle repeats

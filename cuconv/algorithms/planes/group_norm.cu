@@ -17,7 +17,7 @@
 
 #if __CUDA_ARCH__ >= 900
 constexpr int WARPS = 16, THREADS = 32 * WARPS;
-constexpr int VALUES = 8, LOADS = VALUES / VECTOR;  // of a thread at a time, as many as activate() computes
+constexpr int VALUES = 8, LOADS = VALUES / VECTOR;  // a thread finishes as many at a time as activate() computes
 
 // The number of some elements, their mean, and the sum of their squared differences from it.
 struct Moments {

@@ -19,7 +19,7 @@ ALIGNED = 4  # elements of 16 bytes
 CLUSTERS = (1, 2, 4, 8, 16)  # blocks
 RESIDENT = 2  # blocks of an SM, so that one copies while the other computes
 LEAST_SLICE = 2048  # elements of a block: an instruction of each thread
-STATIC_BYTES = 256  # of the kernel's moments and barrier
+STATIC_BYTES = 256  # the kernel's moments and its barrier take less
 
 
 @dataclass(frozen=True, slots=True)

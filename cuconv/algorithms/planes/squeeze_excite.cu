@@ -44,7 +44,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(32 *
     const int count = max(0, min((int)block_channels, (int)channels - channel_0));  // channels of the block
     float* const squeezing = shared + (kept ? (int)block_channels * plane : 0);  // the block's columns of weight_1
     float* const exciting = squeezing + (int)block_channels * units;             // its rows of weight_2
-    float* const sums = exciting + (int)block_channels * units;                  // of parts of planes
+    float* const sums = exciting + (int)block_channels * units;                  // the warps' sums of planes
     float* const gates = sums + (int)block_channels * (int)parts;
     float* const of_warps = gates + (int)block_channels;  // the warps' parts of the hidden values
     float* const of_block = of_warps + WARPS * units;     // the block's

@@ -65,7 +65,7 @@ def launch(excitation: Excitation, device: DeviceSpec) -> Launch:
         )
     n, hidden, room = excitation.input_shape[0], excitation.hidden, device.shared_bytes_per_block - STATIC_BYTES
     few, most = CLUSTERS
-    # Of the most blocks, unless fewer let the GPU compute more images at a time and hold the weights.
+    # Fewer blocks let the GPU compute more images at a time, if they hold the weights.
     at_a_time = device.clusters_at_a_time(most) if device.max_cluster_blocks >= most else 0
     few_do = n > at_a_time and _numbers(excitation, few) * FLOAT_BYTES <= room
     blocks = few if few_do or not at_a_time else most

@@ -55,7 +55,7 @@ def _plane(input, weight, stride, padding, dilation):
 
 
 def of_planes(key, plan, input, weight, bias):
-    """What a kernel of planes computes, of the addresses of its weights."""
+    """The output of a kernel of planes, which gets the addresses of its weights."""
 
     def floats(address, *shape):
         count = prod(shape)
