@@ -38,16 +38,22 @@ SPREAD = [
     ConvProblem(1, 20, 31, 41, 40, 5, 9, 7, 2, stride_h=4, stride_w=2, dilation_h=6, dilation_w=4),
     ConvProblem(2, 24, 30, 33, 130, 3, 8, 1, 3, stride_h=4, stride_w=3),
 ]
+# Whole images, of which neighbouring taps read positions that are further apart; rows as long as a chain may be.
+LINES = [
+    ConvProblem(2, 33, 1, 1300, 130, 1, 11, 0, 25, dilation_w=5),
+    ConvProblem(3, 20, 9, 31, 24, 3, 3, 4, 3, dilation_h=2, dilation_w=3),
+    ConvProblem(2, 40, 9, 30, 70, 4, 11, 1, 5),
+]
 
 
 @each_precision
-@pytest.mark.parametrize("problem", [DEEP, FEW_FILTERS, WIDE, *CUT, *SPREAD], ids=str)
+@pytest.mark.parametrize("problem", [DEEP, FEW_FILTERS, WIDE, *CUT, *SPREAD, *LINES], ids=str)
 def test_configurations_are_right_and_the_same_every_time(problem, precision):
     assert_right_and_the_same_every_time(ALGORITHMS[NAME], replace(problem, precision=precision), repeats=5)
 
 
 @each_precision
-@pytest.mark.parametrize("problem", [DEEP, FEW_FILTERS, CUT[0], SPREAD[1]], ids=str)
+@pytest.mark.parametrize("problem", [DEEP, FEW_FILTERS, CUT[0], SPREAD[1], LINES[1]], ids=str)
 @each_scales
 def test_the_scale_follows_the_chunks(problem, scales, precision):
     assert_scale_follows_chunks(NAME, problem, scales, precision)
@@ -69,11 +75,11 @@ def test_zeros_give_zeros(problem):
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
-@pytest.mark.parametrize("problem", [CUT[0], SPREAD[0], SPREAD[3]], ids=str)
+@pytest.mark.parametrize("problem", [CUT[0], SPREAD[0], SPREAD[3], LINES[1]], ids=str)
 def test_a_number_that_is_not_finite_reaches_the_outputs_that_read_it_and_no_other(problem, number):
     """Also where the last piece of a filter reaches beyond the filter, and multiplies the number by a zero."""
     x, weight = operands(problem)
-    for place in ((0, 0, 0), (problem.c - 1, problem.h - 1, problem.w - 1), (7, 11, 30)):
+    for place in ((0, 0, 0), (problem.c - 1, problem.h - 1, problem.w - 1), (7, problem.h // 2, 30)):
         bad = x.clone()
         bad[-1, *place] = number
         with refusal_allowed(NAME):

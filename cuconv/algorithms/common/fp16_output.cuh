@@ -5,10 +5,15 @@
 #include "common/fp16.cuh"
 #include "common/pieces.cuh"
 
+// 1 where a whole filter has a dilation.
+#ifndef DILATED
+#define DILATED 0
+#endif
+
 struct Problem {
     int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
     int output_planes;  // from one image of the output to the next
-#if PIECES
+#if PIECES || DILATED
     int kernel_h, kernel_w;  // of the whole filter
     ArgumentGeometry geometry;
 #else

@@ -64,7 +64,7 @@ struct Consumer {
 #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
                 const unsigned w = weight_start + step * 2 * OCTET_FILTERS;  // in units of 16 bytes
-                const unsigned x = input_start + step;
+                const unsigned x = input_start + step * g.column_step();
 #if SIDE_BY_SIDE
                 if (small)
                     multiply_step(chain, x + INPUT_PART / 16, w, step > 0 ? 1 : keep);
@@ -102,7 +102,7 @@ struct Consumer {
             for (int row = 0; row < ROWS; ++row, next_row()) {
                 const int weight_stage = weights.stage;
                 barrier_wait(shared.full_weights + weight_stage, weights.parity);
-                start_products(chain, inputs + input_stage * (INPUT_STAGE / 16) + row * g.pitch,
+                start_products(chain, inputs + input_stage * (INPUT_STAGE / 16) + row * g.row_step(),
                                filters + weight_stage * (ROW_BYTES / 16), !CHAINS_OF_ROWS && row > 0);
                 if (row == 0) {  // while the products are under way
                     rescale.update(input_scale);

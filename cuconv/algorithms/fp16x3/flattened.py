@@ -1,8 +1,9 @@
 """How images are flattened for fp16x3: whole, or in strips of columns for a filter that is multiplied in pieces.
 
 A position of a flattened image is a pixel or a zero of the padding. Whole images share the padding between neighbouring
-rows. A strip has its own, so that a piece of the filter may begin anywhere. With a dilation a strip has the outputs of
-one phase alone, and with a stride a piece has taps of one phase (common/pieces.cuh): docs/fp16x3.md.
+rows; a dilation is a longer way from tap to tap. A strip has its own padding, so that a piece of the filter may begin
+anywhere. With a dilation it has the outputs of one phase alone, and with a stride a piece has taps of one phase
+(common/pieces.cuh): docs/fp16x3.md.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from cuconv.core.problem import ConvProblem
 CHANNELS = 16  # a chunk is as deep as a tensor-core instruction
 SLOT = 128  # positions: the unit of a chunk's size in shared memory
 MAX_SLOTS = 9
-MAX_FILTER = 7  # rows and columns of a filter, or of a piece of one
-PIECES = (3, 5, 7)  # taps on an axis of a piece, where a phase has more than MAX_FILTER
+# What is multiplied at once, a filter or a piece of one. Longer rows would lose accuracy: a row is a chain of products.
+MAX_ROWS, MAX_COLUMNS, MAX_TAPS = 7, 11, 49
+MIN_PIECE = 3  # rows or columns of a piece, where a phase has more
 # Positions of a row for which a strip's slots are counted; strips are then as wide as their slots allow. Longer rows
 # have longer halos, which leave less shared memory for stages.
 MAX_PITCH = 63
@@ -40,6 +42,7 @@ class Flattened(NamedTuple):
     pitch      positions of a row
     rows       of an image or a strip, with the padding that it does not share
     strips     of the outputs of one phase
+    halo       positions from the first tap to the last one
     positions  those of all images, up to the last output; the last tile's halo reads what follows
     chunks     of channels, for all pieces
     """
@@ -49,12 +52,13 @@ class Flattened(NamedTuple):
     pitch: int
     rows: int
     strips: int
+    halo: int
     positions: int
     chunks: int
 
     def slots(self, positions: int) -> int:
         """The slots of a chunk that hold a tile of positions with its halo."""
-        return ceil((positions + (self.kh - 1) * self.pitch + self.kw - 1) / SLOT)
+        return ceil((positions + self.halo) / SLOT)
 
 
 @lru_cache(maxsize=4096)
@@ -64,7 +68,8 @@ def flattened(problem: ConvProblem, cut: Cut | None) -> Flattened:
     if cut is None:
         pitch = p.w + p.pad_w  # the padding on the right of a row is that on the left of the next
         positions = _positions(p.n, p.h + p.pad_h, pitch, p.out_h, p.out_w)
-        return Flattened(p.kh, p.kw, pitch, p.h + p.pad_h, 1, positions, chunks)
+        halo = (p.kh - 1) * p.dilation_h * pitch + (p.kw - 1) * p.dilation_w
+        return Flattened(p.kh, p.kw, pitch, p.h + p.pad_h, 1, halo, positions, chunks)
     (rows, columns), pitch = axes(p), cut.columns + cut.kw - 1
     strips = ceil(ceil(p.out_w / columns.phases) / cut.columns)
     out_rows = ceil(p.out_h / rows.phases)
@@ -72,7 +77,8 @@ def flattened(problem: ConvProblem, cut: Cut | None) -> Flattened:
     phases = min(rows.phases, p.out_h) * min(columns.phases, p.out_w)  # that have an output
     positions = _positions(p.n * phases * strips, strip_rows, pitch, out_rows, cut.columns)
     pieces = rows.pieces(cut.kh) * columns.pieces(cut.kw)
-    return Flattened(cut.kh, cut.kw, pitch, strip_rows, strips, positions, pieces * chunks)
+    halo = (cut.kh - 1) * pitch + cut.kw - 1
+    return Flattened(cut.kh, cut.kw, pitch, strip_rows, strips, halo, positions, pieces * chunks)
 
 
 def _positions(stretches: int, rows: int, pitch: int, out_rows: int, out_columns: int) -> int:
@@ -81,18 +87,19 @@ def _positions(stretches: int, rows: int, pitch: int, out_rows: int, out_columns
 
 
 def is_whole(problem: ConvProblem) -> bool:
-    """Whether images can stay whole: no stride, no dilation, a small filter, and less padding than it has taps.
+    """Whether images can stay whole: no stride, a small filter, and less padding than it reaches over.
 
     The zeros below and right of an image are those above and left of its neighbours: there may be fewer, but not more.
     """
     p = problem
-    is_small = p.kh <= MAX_FILTER and p.kw <= MAX_FILTER and p.pad_h < p.kh and p.pad_w < p.kw
-    return p.is_dense and is_small and max(p.more_h, p.more_w) <= 0
+    is_small = p.kh <= MAX_ROWS and p.kw <= MAX_COLUMNS and p.filter_area <= MAX_TAPS
+    shares_padding = p.pad_h <= (p.kh - 1) * p.dilation_h and p.pad_w <= (p.kw - 1) * p.dilation_w
+    return p.stride_h == p.stride_w == 1 and is_small and shares_padding and max(p.more_h, p.more_w) <= 0
 
 
 def may_be_cut(problem: ConvProblem) -> bool:
-    """Whether `cuts` may find any: where images cannot stay whole, or have rows of more than MAX_PITCH positions."""
-    return not is_whole(problem) or problem.w + problem.pad_w > MAX_PITCH
+    """Whether `cuts` may find any: where images cannot stay whole, or have long halos."""
+    return not is_whole(problem) or not problem.is_dense or problem.w + problem.pad_w > MAX_PITCH
 
 
 def cuts(problem: ConvProblem, positions: int) -> list[Cut]:
@@ -102,16 +109,18 @@ def cuts(problem: ConvProblem, positions: int) -> list[Cut]:
     found = []
     rows, columns = axes(problem)
     width = ceil(problem.out_w / columns.phases)
-    for kh, kw in product(_sizes(rows), _sizes(columns)):
+    for kh, kw in product(_sizes(rows, MAX_ROWS), _sizes(columns, MAX_COLUMNS)):
         slots = ceil((positions + (kh - 1) * MAX_PITCH + kw - 1) / SLOT)
         most = width  # columns of a strip
         if kh > 1:
             most = (slots * SLOT - positions - (kw - 1)) // (kh - 1) - (kw - 1)
-        if slots <= MAX_SLOTS and (kh, kw) != (1, 1):
+        if slots <= MAX_SLOTS and 1 < kh * kw <= MAX_TAPS:
             found.append(Cut(kh, kw, ceil(width / ceil(width / most))))
     return found
 
 
-def _sizes(axis: Axis) -> tuple[int, ...]:
-    """The rows, or columns, that a piece of a filter may have."""
-    return (axis.taps,) if axis.taps <= MAX_FILTER else PIECES
+def _sizes(axis: Axis, most: int) -> list[int]:
+    """The rows, or columns, that a piece of a filter may have: the least of which so many pieces cover all taps."""
+    if axis.taps <= MIN_PIECE:
+        return [axis.taps]
+    return sorted({ceil(axis.taps / ceil(axis.taps / size)) for size in range(MIN_PIECE, most + 1)})

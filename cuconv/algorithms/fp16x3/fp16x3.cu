@@ -41,13 +41,15 @@
 // PRODUCTS        3, or 1 for the accuracy of TF32 (common/fp16.cuh)
 // PIECES          1 where a filter is multiplied in pieces of KH x KW, and images are cut into strips of columns; so
 //                 are all layers with a stride or a dilation (common/pieces.cuh)
+// DILATED         1 where the images are whole and a filter has a dilation: taps are further apart than one position
 // SHARED_BYTES    dynamic shared memory that the host asks for
 // RESIDUAL        1 where there is a tensor to add before the activation (common/geometry.cuh)
 // PREPARED        1 where the weights have been packed by an earlier launch (common/geometry.cuh)
 //
 // Every argument is eight bytes, a pointer or a long long. spatial_tiles: tiles of positions up to the last output.
 // pitch: positions of a row of an image or a strip, of which it has image_rows; by_X packs the division by X
-// (common/divider.cuh). From strip_columns on, the outputs in a row of a strip, arguments are read with PIECES alone.
+// (common/divider.cuh). From strip_columns on, the outputs in a row of a strip, arguments are read with PIECES alone,
+// but for the dilation.
 // row_phases, column_phases: phases that have an output. *_phases_h and *_phases_w are those of Axis (common/pieces.cuh).
 
 // In small narrow tiles the registers have room for more sums, and one wgmma multiplies by both parts of the weights.
@@ -86,9 +88,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     g.images = images, g.out_h = out_h, g.filter_tiles = (g.p.filters + BF - 1) / BF;
     g.chunks = (g.p.channels + CHANNELS - 1) / CHANNELS;
     g.pitch = pitch, g.by_pitch = Divider(pitch, by_pitch), g.by_image_rows = Divider(image_rows, by_image_rows);
-#if PIECES
+#if PIECES || DILATED
     g.p.kernel_h = kernel_h, g.p.kernel_w = kernel_w;
     g.p.geometry = {(int)stride_h, (int)stride_w, (int)dilation_h, (int)dilation_w, 1};
+#endif
+#if PIECES
     g.rows = {(int)stride_h, (int)dilation_h, (int)output_phases_h, (int)used_tap_phases_h};
     g.columns = {(int)stride_w, (int)dilation_w, (int)output_phases_w, (int)used_tap_phases_w};
     g.strip_columns = strip_columns, g.by_strips = Divider(strips, by_strips);

@@ -216,12 +216,13 @@ def _flattening(problem: ConvProblem, config: Fp16x3Config) -> tuple[int, ...]:
     flat = flattened(problem, cut)
     tiles = _spatial_tiles(flat, config.tile)
     sizes = (tiles, flat.pitch, flat.rows, packed_divisor(flat.pitch), packed_divisor(flat.rows))
+    steps = (p.stride_h, p.stride_w, p.dilation_h, p.dilation_w)
     if cut is None:
-        return (*sizes, *[0] * 17)
+        return (*sizes, *[0] * 9, *steps, *[0] * 4)
     counts = (flat.strips, min(rows.phases, p.out_h), min(columns.phases, p.out_w))
     pieces = (rows.pieces(cut.kh) * columns.pieces(cut.kw), columns.pieces(cut.kw))
-    steps = (p.stride_h, p.stride_w, p.dilation_h, p.dilation_w, rows.phases, columns.phases, rows.used, columns.used)
-    return (*sizes, cut.columns, *counts, *map(packed_divisor, counts), *pieces, *steps)
+    phases = (rows.phases, columns.phases, rows.used, columns.used)
+    return (*sizes, cut.columns, *counts, *map(packed_divisor, counts), *pieces, *steps, *phases)
 
 
 def _check(problem: ConvProblem, device: DeviceSpec) -> None:
@@ -381,6 +382,10 @@ def _spatial_tiles(flat: Flattened, tile: Tile) -> int:
 
 def _macros(problem: ConvProblem, config: Fp16x3Config) -> Macros:
     flat, tile = flattened(problem, config.cut), config.tile
+    if config.cut:
+        form = {"PIECES": 1}
+    else:
+        form = {} if problem.is_dense else {"DILATED": 1}
     stages = config.input_stages, config.weight_stages
     return {
         "NARROW": int(tile.narrow),
@@ -395,4 +400,4 @@ def _macros(problem: ConvProblem, config: Fp16x3Config) -> Macros:
         "WEIGHT_STAGES": config.weight_stages,
         "PRODUCTS": config.products,
         "SHARED_BYTES": _shared_bytes(tile, flat.kw, config.slots, stages, config.products),
-    } | ({"PIECES": 1} if config.cut else {})
+    } | form

@@ -35,6 +35,15 @@ struct Geometry {
     Divider by_strips, by_row_phases, by_column_phases;
 #endif
 
+    // Positions from a tap to the one below it, and to the one on its right.
+#if DILATED
+    __device__ __forceinline__ int row_step() const { return p.geometry.dilation_h * pitch; }
+    __device__ __forceinline__ int column_step() const { return p.geometry.dilation_w; }
+#else
+    __device__ __forceinline__ int row_step() const { return pitch; }
+    __device__ __forceinline__ int column_step() const { return 1; }
+#endif
+
     // A position's row and column within its image or strip, and the image.
     struct Place {
         unsigned image, y, x;
