@@ -15,9 +15,9 @@ from cuconv.runtime import compiler, driver
 from cuconv.runtime.cubins import Cubin
 from cuconv.runtime.tensor_maps import EncodedMap
 
-SHARED_BYTES_BY_DEFAULT = 48 * 1024  # a kernel that needs more dynamic shared memory must ask the driver for it
+SHARED_BYTES_BY_DEFAULT = 48 * 1024  # a kernel that needs more shared memory in all must ask the driver for it
 # Values of the driver's enumerations CUfunction_attribute and CUlaunchAttributeID.
-MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+SHARED_SIZE_BYTES, MAX_DYNAMIC_SHARED_SIZE_BYTES = 1, 8  # static shared memory; a limit of dynamic
 REQUIRED_CLUSTER_WIDTH = 11
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
@@ -145,12 +145,15 @@ class Kernel:
     def allow_shared(self, shared_bytes: int) -> None:
         """Raise the kernel's limit of dynamic shared memory to this many bytes; never lower it.
 
-        Two kernels may share a CUfunction, so the current limit is read from the driver.
+        Two kernels may share a CUfunction, so the current limit is read from the driver. Until it is first raised,
+        static shared memory counts too, which that number may leave out.
         """
-        if shared_bytes <= SHARED_BYTES_BY_DEFAULT:
+        if not shared_bytes:
             return
         with _shared_limits:
-            if shared_bytes > driver.kernel_attribute(self.handle, MAX_DYNAMIC_SHARED_SIZE_BYTES):
+            first = SHARED_BYTES_BY_DEFAULT - driver.kernel_attribute(self.handle, SHARED_SIZE_BYTES)
+            limit = driver.kernel_attribute(self.handle, MAX_DYNAMIC_SHARED_SIZE_BYTES)
+            if shared_bytes > (limit if limit > SHARED_BYTES_BY_DEFAULT else first):
                 driver.set_kernel_attribute(self.handle, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
 
 

@@ -130,6 +130,14 @@ def test_the_limit_of_shared_memory_is_never_lowered(driver):
     ]
 
 
+@pytest.mark.parametrize(("shared_bytes", "raised"), [(48_000, []), (48_500, [48_500]), (49_152, [49_152])])
+def test_static_shared_memory_counts_before_the_limit_is_raised(driver, shared_bytes, raised):
+    driver.attributes[2, launch_sequence.SHARED_SIZE_BYTES] = 1000
+    driver.attributes[2, launch_sequence.MAX_DYNAMIC_SHARED_SIZE_BYTES] = 49_152
+    launch_sequence.Kernel(MODULE, "second").allow_shared(shared_bytes)
+    assert [size for *_, size in driver.attributes_set] == raised
+
+
 @pytest.mark.parametrize(
     ("width", "asked"), [(0, []), (8, []), (16, [(2, launch_sequence.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)])]
 )

@@ -27,7 +27,8 @@ from cuconv.device import REGISTERS_PER_SM, THREADS_PER_SM, DeviceSpec
 
 MAX_WEIGHTS = 1536  # vectors of weights in shared memory: filter positions times a block's vectors of a pixel
 MAX_STAGES = 4
-MOST_VECTORS = (8, 4)  # per pixel of a block: eight are a cache line, and fewer make more blocks
+# Per pixel of a block: eight are a cache line, more take pixels of 72 to 128 channels whole, fewer make more blocks.
+MOST_VECTORS = (16, 8, 4)
 WORK = ((64, 1), (128, 1), (128, 2), (256, 1))  # a block's threads, and the strips of each in a tile
 STAGE_ALIGNMENT = 128  # bytes; where a copy by a tensor map starts in shared memory
 

@@ -34,6 +34,13 @@ __device__ __forceinline__ int place_of(int pixel, int vector) {
     return (pixel * VECTORS + (vector ^ moved)) * VECTOR_BYTES;
 }
 
+// cp.async: starts to copy a vector to shared memory, so that a thread does not wait for each of its copies.
+__device__ __forceinline__ void copy_vector(uint4* to, const uint4* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+// Waits for the thread's copies.
+__device__ __forceinline__ void wait_for_vectors() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 #if BF16
 #define MMA_TYPES "f32.bf16.bf16.f32"
 #else
@@ -151,12 +158,14 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     if (!weights_early) begin();
     const int filters = min(VECTORS * VECTOR, (int)channels - first_channel);
     const uint4* const from = reinterpret_cast<const uint4*>(weight) + (int64)first_channel * filter_vectors;
-    for (int filter = threadIdx.x / 32; filter < filters; filter += blockDim.x / 32)
-        for (int i = threadIdx.x % 32; i < filter_vectors; i += 32)
-            weights[filter * pitch + i] = from[(int64)filter * filter_vectors + i];
+    for (int i = threadIdx.x; i < filters * filter_vectors; i += blockDim.x) {
+        const int filter = i / filter_vectors;
+        copy_vector(weights + filter * pitch + i - filter * filter_vectors, from + i);
+    }
     for (int tap = threadIdx.x; tap < taps; tap += blockDim.x)
         offsets[tap] = tap / (int)kernel_w * (int)(dilation_h * window_columns) + tap % (int)kernel_w * (int)dilation_w;
     if (weights_early) begin();
+    wait_for_vectors();
     __syncthreads();
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp % GROUPS, vector = group * CHUNKS;

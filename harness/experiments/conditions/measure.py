@@ -72,6 +72,13 @@ class Rotation:
         return output
 
 
+def on_operands(provider: str) -> Contender:
+    """A provider's contender, whose calls all take the operands themselves: a rotation moves no copies of them."""
+    contender = load(provider)
+    contender.layouts = (PLAIN,)
+    return contender
+
+
 def sample() -> Sweep:
     """The paper's sweep with the cases of this experiment alone."""
     sweep = load_sweep("paper", batches=BATCHES)
@@ -165,9 +172,8 @@ class _Conditions:
 def _begin(options: argparse.Namespace, process: object, say: Say) -> Measure:
     """Load the contenders in a process; returns what measures a case there."""
     precision.set_for_process(precision.FP32)
-    sweep, entered = sample(), {provider: load(provider) for provider in (OURS[0], *RIVALS)}
+    sweep, entered = sample(), {provider: on_operands(provider) for provider in (OURS[0], *RIVALS)}
     for provider, contender in entered.items():
-        contender.layouts = (PLAIN,)  # calls on the operands themselves, which are moved
         algorithms = frozenset(OURS[1:]) if provider == OURS[0] else None
         contender.begin([case.problem for case in sweep.cases], algorithms)
     device = torch.device("cuda", torch.cuda.current_device())

@@ -7,9 +7,9 @@ import torch
 
 from cuconv import ConvProblem, reference
 from harness.cases.catalogue import load_sweep
-from harness.contenders.base import NotRunnable, Operands, load
+from harness.contenders.base import NotRunnable, Operands
 from harness.experiments.conditions import measure as conditions
-from harness.experiments.conditions.measure import RIVALS, Rotation, measure
+from harness.experiments.conditions.measure import RIVALS, Rotation, measure, on_operands
 from harness.experiments.conditions.rows import CONDITIONS, OURS, ConditionTime
 from harness.sweep.one_case import Options
 from tests.gpu.problems import rel_l2_error
@@ -17,7 +17,7 @@ from tests.gpu.problems import rel_l2_error
 PROBLEM = ConvProblem(2, 16, 14, 14, 32, 3, 3, 1, 1)
 WINOGRAD = 5e-3
 
-load = cache(load)
+entered = cache(on_operands)
 
 
 @pytest.mark.parametrize("provider", [OURS[0], *RIVALS])
@@ -27,7 +27,7 @@ def test_a_prepared_call_computes_on_the_memory_of_each_copy(provider):
     generator = torch.Generator("cuda").manual_seed(1)
     outputs = {output.data_ptr() for output in rotation.outputs}
     ran = 0
-    for offer in load(provider).offers(PROBLEM, operands):
+    for offer in entered(provider).offers(PROBLEM, operands):
         try:
             call = offer.prepare().call
             call()
@@ -57,7 +57,7 @@ def test_each_condition_has_a_row_of_auto_and_of_a_rival(monkeypatch):
     (case,) = load_sweep("smoke", layers=["5a_5x5red"], batches=[2]).cases
     device = torch.device("cuda", torch.cuda.current_device())
     options = Options(device, (OURS[0], *RIVALS), None, 3, 0, 1 << 30, "")
-    events = list(measure(case, {name: load(name) for name in options.providers}, options, 1 << 23))
+    events = list(measure(case, {name: entered(name) for name in options.providers}, options, 1 << 23))
     rows = [event for event in events if isinstance(event, ConditionTime)]
     assert [row.condition for row in rows] == [condition for condition in CONDITIONS for _ in range(2)]
     assert [(row.provider, row.algorithm) == OURS for row in rows] == [True, False] * 3
