@@ -382,10 +382,7 @@ def _spatial_tiles(flat: Flattened, tile: Tile) -> int:
 
 def _macros(problem: ConvProblem, config: Fp16x3Config) -> Macros:
     flat, tile = flattened(problem, config.cut), config.tile
-    if config.cut:
-        form = {"PIECES": 1}
-    else:
-        form = {} if problem.is_dense else {"DILATED": 1}
+    form = "PIECES" if config.cut else "DILATED"
     stages = config.input_stages, config.weight_stages
     return {
         "NARROW": int(tile.narrow),
@@ -400,4 +397,4 @@ def _macros(problem: ConvProblem, config: Fp16x3Config) -> Macros:
         "WEIGHT_STAGES": config.weight_stages,
         "PRODUCTS": config.products,
         "SHARED_BYTES": _shared_bytes(tile, flat.kw, config.slots, stages, config.products),
-    } | form
+    } | ({form: 1} if config.cut or not problem.is_dense else {})
