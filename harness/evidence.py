@@ -72,7 +72,7 @@ STEPS = (
     *(_sweep("bias_add_relu", precision, 3) for precision in (FP32, TF32, FP16)),
     Step("prepared", 3, ("run", *PREPARED, "--out", f"{RESULTS}prepared")),
     Step("networks", 40, ("networks",), "networks"),
-    Step("networks-modern", 40, MODERN_NETWORKS, "networks"),
+    Step("networks-modern", 60, MODERN_NETWORKS, "networks"),
     Step("networks-kinds", 6, ("networks", "--breakdown"), "networks"),
     Step("networks-energy", 15, ("networks", "--energy"), "networks"),
     Step("accuracy", 5, ("accuracy",), "accuracy"),
