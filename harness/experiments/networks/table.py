@@ -87,7 +87,10 @@ def networks_results(results_of_device: Path, table: Table = NETWORKS) -> Result
 
 
 def paper_results(results_of_device: Path, table: Table = NETWORKS) -> Results | None:
-    """The same of the paper's networks alone, of which all means of the pages are; None where they have no row."""
+    """The rows of the paper's networks in networks.csv, or in another table; None where they have none.
+
+    Means over networks are of these, so that no later measurement of another network changes them.
+    """
     results = networks_results(results_of_device, table)
     if results is None:
         return None
