@@ -44,6 +44,7 @@ SWEEPS = (
     *(PAPER, "strided", "grouped", "fully_connected", "unseen"),
     *("vae", "super_resolution", "audio", "boards", "blur", "public"),
 )
+BLOCKS = ("vae", "super_resolution", "audio")  # whose layers of as many filters as channels end residual blocks
 RANDOM_PROBLEMS = 1200  # drawn for each precision, as networks have layers
 # Layers from the distribution of configs/random.yaml; its own seed and a test's differ.
 DRAWN_SEEDS = (101, 102, 103, 104)
@@ -86,6 +87,7 @@ def asked(seed: int, precisions: Sequence[str]) -> Iterator[Asked]:
     groups["random"] = [random_problem(chance) for _ in range(RANDOM_PROBLEMS)]
     residual = (one for one in groups[PAPER] + groups["random"] if one.is_dense and one.kh in (1, 3))
     groups["residual"] = [one for one in residual if chance.random() < 0.25]
+    groups["residual"] += [one for sweep in BLOCKS for one in groups[sweep] if one.is_dense and one.c == one.m]
     groups[DRAWN] = [one for drawn_by in DRAWN_SEEDS for one in drawn_problems(drawn_by, DRAWN_PROBLEMS)]
     groups[LARGE] = [large_problem(chance) for _ in range(LARGE_PROBLEMS)]
     for precision in precisions:
