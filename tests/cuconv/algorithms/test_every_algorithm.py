@@ -130,7 +130,7 @@ def meanings(p, config, launch, options):
         found |= {"pieces_in_row": cut and columns.pieces(cut.kw)}
         found |= {"pieces": cut and rows.pieces(cut.kh) * columns.pieces(cut.kw)}
         unread = {"pieces", "pieces_in_row", "strip_columns", *steps, *of_pieces}
-        unread |= {f"by_{name}" for name in of_pieces} | {"stride_h", "stride_w", "dilation_h", "dilation_w"}
+        unread |= {f"by_{name}" for name in of_pieces}
         found |= {} if cut else dict.fromkeys(unread, 0)
     if launch.kernel == "tf32x3_wgmma":
         filter_tiles = ceil(p.group_filters / config.tile.filters)
