@@ -27,8 +27,8 @@ from cuconv.device import REGISTERS_PER_SM, THREADS_PER_SM, DeviceSpec
 
 MAX_WEIGHTS = 1536  # vectors of weights in shared memory: filter positions times a block's vectors of a pixel
 MAX_STAGES = 4
-# Per pixel of a block: eight are a cache line, more take pixels of 72 to 128 channels whole, fewer make more blocks.
-MOST_VECTORS = (16, 8, 4)
+MOST_VECTORS = (8, 4)  # per pixel of a block: eight are a cache line, and fewer make more blocks
+WHOLE_VECTORS = 12  # a block may have a pixel of up to so many: its halves would be odd parts of cache lines
 WORK = ((64, 1), (128, 1), (128, 2), (256, 1))  # a block's threads, and the strips of each in a tile
 STAGE_ALIGNMENT = 128  # bytes; where a copy by a tensor map starts in shared memory
 
@@ -156,7 +156,8 @@ class NhwcDepthwise(FusesAll[Config, Costs]):
         _check(problem)
         most_columns = _most_pixels(reach(problem)[1], problem.stride_w)
         strips = [strip for strip in STRIPS[_geometry_of(problem)] if strip.columns <= most_columns]
-        forms = product(strips, MOST_VECTORS, WORK)
+        is_small = problem.c <= WHOLE_VECTORS * VECTOR_CHANNELS
+        forms = product(strips, (WHOLE_VECTORS, *MOST_VECTORS) if is_small else MOST_VECTORS, WORK)
         found = [_config(problem, device, strip, vectors, *work) for strip, vectors, work in forms]
         return require_fit([*dict.fromkeys(filter(None, found))], problem, device, "nhwc_depthwise")
 
