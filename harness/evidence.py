@@ -27,6 +27,7 @@ import torch
 
 from harness import command, progress
 from harness.errors import ResultsError, UsageError
+from harness.experiments.networks.models import MODERN
 from harness.precision import BF16, FP16, FP32, TF32
 from harness.store import environment
 from harness.store.files import read_json, write_whole
@@ -59,6 +60,7 @@ def _sweep(config: str, precision: str, minutes: float) -> Step:
 
 
 PREPARED = ("--provider", "cuconv", "cuconv_prepared", "--algorithm", "auto", "--hot-only", "--resume")
+MODERN_NETWORKS = ("networks", "--net", *MODERN, "--batch", "1", "8", "--precision", FP32, FP16)
 STEPS = (
     *(_sweep("paper", precision, minutes) for precision, minutes in ((FP32, 40), (TF32, 40), (FP16, 45), (BF16, 45))),
     *(_sweep("strided", precision, 3) for precision in (FP32, FP16)),
@@ -70,6 +72,7 @@ STEPS = (
     *(_sweep("bias_add_relu", precision, 3) for precision in (FP32, TF32, FP16)),
     Step("prepared", 3, ("run", *PREPARED, "--out", f"{RESULTS}prepared")),
     Step("networks", 40, ("networks",), "networks"),
+    Step("networks-modern", 60, MODERN_NETWORKS, "networks"),
     Step("networks-kinds", 6, ("networks", "--breakdown"), "networks"),
     Step("networks-energy", 15, ("networks", "--energy"), "networks"),
     Step("accuracy", 5, ("accuracy",), "accuracy"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from harness.experiments.networks.rows import NETWORKS as NETWORKS_TABLE
-from harness.experiments.networks.table import TORCH, beside, networks_results
+from harness.experiments.networks.table import TORCH, beside, paper_results
 from harness.store.markdown import NONE, markdown, times
 from harness.store.times import TIMES
 from harness.sweep.comparisons import Results, full_precision, geometric_mean, summarise, sweeps_of
@@ -36,7 +36,7 @@ def devices_table(found: Sequence[Results], sweeps: Sequence[str]) -> str:
                 gpu = _note(measured, sweep, full_precision(sweep.frame))
                 models[gpu] = model(sweep)
                 lines[sweep.sweep][gpu] = _speedups(sweep)
-        if (whole := networks_results(results.folder.parent)) and (cases := beside(whole.frame, TORCH)):
+        if (whole := paper_results(results.folder.parent)) and (cases := beside(whole.frame, TORCH)):
             won = sum(case.speedup > 1 for case in cases)
             mean = times(geometric_mean(case.speedup for case in cases))
             gpu = _note(measured, whole, whole.frame)

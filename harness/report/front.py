@@ -19,7 +19,7 @@ from harness.experiments.networks.table import (
     TORCH,
     Entry,
     beside,
-    networks_results,
+    paper_results,
 )
 from harness.precision import FP16, FP32, PRECISIONS, TF32
 from harness.report.half import compare_with_half
@@ -147,7 +147,7 @@ def front_table(found: Sequence[Results]) -> str:
     have rows of several codes, versions or kinds of machine.
     """
     devices = sorted(found[0].folder.parents[1].glob("*/"))
-    networks = [whole for device in devices if (whole := networks_results(device))]
+    networks = [whole for device in devices if (whole := paper_results(device))]
     lines = [*_lines("whole networks", NETWORKS, networks), *_lines("single layers", LAYERS, found)]
     if not lines:
         return NONE

@@ -171,9 +171,9 @@ def _summary(options: argparse.Namespace, folder: Path) -> str:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    names = ", ".join(network_models.NETWORKS)
+    named, modern = (", ".join(names) for names in (network_models.NETWORKS, network_models.MODERN))
     add("--net", nargs="+", metavar="NETWORK", default=list(network_models.NETWORKS),
-        help=f"these networks: {names}, torchvision:NAME, timm:NAME (default: the named)")  # fmt: skip
+        help=f"these networks: {named} (default: these five), {modern}, torchvision:NAME, timm:NAME")  # fmt: skip
     add("--batch", nargs="+", type=int, metavar="N", default=list(BATCHES), help="batch sizes (default: 1 8 32)")
     add("--precision", nargs="+", choices=MEASURED,
         help="tf32: with TF32 allowed; fp16: models in half precision (default: all)")  # fmt: skip

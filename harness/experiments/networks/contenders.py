@@ -53,11 +53,12 @@ def _torch(model: torch.nn.Module, images: torch.Tensor, precision: str) -> Prep
 
 
 def _in_channels_last(prepare: Prepare) -> Prepare:
-    """The contender with weights and input in channels_last."""
+    """The contender with weights and input in channels_last; an input that is no batch of images stays contiguous."""
 
     def prepared(model: torch.nn.Module, images: torch.Tensor, precision: str) -> Prepared:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return prepare(model, images.contiguous(memory_format=torch.channels_last), precision)
+        layout = torch.channels_last if images.dim() == 4 else torch.contiguous_format
+        return prepare(model, images.contiguous(memory_format=layout), precision)
 
     return prepared
 

@@ -10,7 +10,7 @@ _PARTS = {  # parts of names in lower case: the first kind with a part in the na
     "pooling": ("pool", "meanops"),
     "elementwise": ("elementwise", "triton_poi", "bn_fw", "batch_norm", "batchnorm"),
     "convolution": (
-        "conv", "cudnn", "fprop", "winograd", "fft", "im2col", "tf32x3", "fp16x3", "depthwise", "scalar_prods",
+        "conv", "cudnn", "fprop", "dgrad", "winograd", "fft", "im2col", "tf32x3", "fp16x3", "depthwise", "scalar_prods",
         "sum_planes", "pack_weights", "subsample", "wait_for_kernel_ahead", "nhwc_", "pad_channels",
     ),
     "gemm": ("gemm", "gemv", "splitk", "cublas", "nvjet", "triton_mm", "triton_tem"),

@@ -1,4 +1,4 @@
-"""Networks by name: torchvision's and timm's, with random weights from a seed, in eval mode.
+"""Networks by name: torchvision's, timm's and the harness's own, with random weights from a seed, in eval mode.
 
 Batch norm gets statistics of its own input, and random factors on them. With the statistics of a fresh network,
 mean 0 and variance 1, folding would change little, and in deep networks the activations would vanish or overflow.
@@ -18,14 +18,29 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from harness.errors import UsageError
-from harness.experiments.networks.rows import TORCHVISION, label
+from harness.experiments.networks.architectures import HifiGan, OpticalFlow, UNet, VaeDecoder, YoloV8n
+from harness.experiments.networks.rows import HARNESS, PAPER_NETWORKS, TORCHVISION, label
 from harness.stopwatch.gpu import first_line, out_of_memory
 from harness.store import environment
 
-NETWORKS = ("alexnet", "googlenet", "resnet50", "squeezenet1_1", "vgg19")  # torchvision's
-SOURCES = (TORCHVISION, "timm")
-SIZE = 224  # the input's height and width in pixels
-SIZES = {(TORCHVISION, "inception_v3"): 299}
+OWN: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {  # what builds it, and the shape of an input
+    "yolov8n": (YoloV8n, (3, 640, 640)),
+    "unet": (UNet, (1, 512, 512)),
+    "vae_decoder": (VaeDecoder, (4, 64, 64)),
+    "hifi_gan": (HifiGan, (80, 256)),
+}
+NETWORKS = PAPER_NETWORKS
+MODERN = (
+    "mobilenet_v3_large", "efficientnet_b0", "efficientnet_v2_s", "regnet_y_800mf", "resnext50_32x4d", "convnext_tiny",
+    "raft_small", *OWN,
+)  # fmt: skip
+PACKAGES = (TORCHVISION, "timm")
+SHAPE = (3, 224, 224)  # of an input, without the batch
+SHAPES: dict[tuple[str, str], tuple[int, ...]] = {
+    (TORCHVISION, "inception_v3"): (3, 299, 299),
+    (TORCHVISION, "efficientnet_v2_s"): (3, 384, 384),
+    (TORCHVISION, "raft_small"): (2, 3, 256, 256),
+}
 _INCEPTION: dict[str, Any] = {"aux_logits": False, "init_weights": True, "transform_input": False}
 OPTIONS: dict[str, dict[str, Any]] = {"googlenet": _INCEPTION, "inception_v3": _INCEPTION}  # for torchvision's builders
 STATISTICS_IMAGES = 4
@@ -33,11 +48,14 @@ STATISTICS_IMAGES = 4
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A network by its name in a source, "torchvision" or "timm". build makes it on the CPU, with random weights."""
+    """A network by its name in a source, "torchvision", "timm" or "harness".
+
+    shape: that of an input, without the batch. build: makes the network on the CPU, with random weights.
+    """
 
     name: str
     source: str
-    size: int
+    shape: tuple[int, ...]
     build: Callable[[], torch.nn.Module]
 
     @property
@@ -50,43 +68,50 @@ class Network:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.build().float().eval()
-            randomise_batch_norm(model, torch.randn(STATISTICS_IMAGES, 3, self.size, self.size))
+            randomise_batch_norm(model, torch.randn(STATISTICS_IMAGES, *self.shape))
         return model.requires_grad_(False)
 
     def input(self, batch: int, seed: int) -> torch.Tensor:
-        """Normal data of N x 3 x size x size, on the CPU."""
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randn(batch, 3, self.size, self.size, generator=generator)
+        """Normal data for a batch, on the CPU."""
+        return torch.randn(batch, *self.shape, generator=torch.Generator().manual_seed(seed))
 
 
 def split_name(typed: str) -> tuple[str, str]:
     """(source, name) of a network as a user types it. Raises UsageError where the name has no such form."""
     source, colon, name = typed.rpartition(":")
-    if not colon and typed in NETWORKS:
-        return TORCHVISION, typed
-    if source in SOURCES and name:
+    if not colon and typed in (*NETWORKS, *MODERN):
+        return (HARNESS if typed in OWN else TORCHVISION), typed
+    if (source in PACKAGES and name) or (source == HARNESS and name in OWN):
         return source, name
-    allowed = ", ".join(NETWORKS)
+    allowed = ", ".join((*NETWORKS, *MODERN))
     raise UsageError(f"--net {typed}: must be one of {allowed}, or torchvision:NAME or timm:NAME for any other")
 
 
 def find(typed: str) -> Network:
     """The network of a name. Raises UsageError where its package is missing or does not know the name."""
     source, name = split_name(typed)
+    if source == HARNESS:
+        build, shape = OWN[name]
+        return Network(name, source, shape, build)
     package = _package("torchvision.models" if source == TORCHVISION else "timm", typed)
     known = package.list_models()
     if name not in known:
         alike = [other for other in known if other.startswith(name[:3])] or known
         raise UsageError(f"--net {typed}: {source} has no network {name!r}: it has {', '.join(alike[:8])}, ...")
     if source == TORCHVISION:
-        build = partial(package.get_model, name, **_options(package, name))
-        return Network(name, source, SIZES.get((source, name), SIZE), build)
-    return Network(name, source, SIZE, partial(package.create_model, name, pretrained=False))
+        return Network(name, source, SHAPES.get((source, name), SHAPE), partial(_of_torchvision, package, name))
+    return Network(name, source, SHAPE, partial(package.create_model, name, pretrained=False))
 
 
 def versions() -> dict[str, Any]:
     """The version of each package that has networks, or None where it is not installed, for reports."""
-    return {package: environment.version(package) for package in SOURCES}
+    return {package: environment.version(package) for package in PACKAGES}
+
+
+def _of_torchvision(models: Any, name: str) -> torch.nn.Module:
+    """A network of torchvision, which takes one tensor and returns what `logits` takes."""
+    model = models.get_model(name, **_options(models, name))
+    return OpticalFlow(model) if name == "raft_small" else model
 
 
 def _options(models: Any, name: str) -> dict[str, Any]:

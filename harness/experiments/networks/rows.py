@@ -20,7 +20,8 @@ TORCH_FROZEN_CHANNELS_LAST = "torch_frozen_channels_last"
 TORCH_FASTEST_ENGINES = "torch_fastest_engines"  # none of torch's own ways
 TORCH_CONTENDERS = ("torch", "torch_channels_last", TORCH_COMPILE, TORCH_COMPILE_FROZEN, TORCH_FROZEN_CHANNELS_LAST)
 CUCONV, CUCONV_ENABLED = "cuconv", "cuconv_enabled"
-TORCHVISION = "torchvision"
+TORCHVISION, HARNESS = "torchvision", "harness"  # sources; those of the harness are in architectures.py
+PAPER_NETWORKS = ("alexnet", "googlenet", "resnet50", "squeezenet1_1", "vgg19")  # torchvision's
 
 KEY_COLUMNS = ("network", "source", "batch", "contender", "precision", "mode")
 
@@ -90,5 +91,5 @@ ENERGY = Table("networks", "energy.csv", NetworkEnergy, "networks --energy", key
 
 
 def label(network: str, source: str) -> str:
-    """The name of a network as a user types it: "resnet50", "timm:resnest14d"."""
-    return network if source == TORCHVISION else f"{source}:{network}"
+    """The name of a network as a user types it: "resnet50", "unet", "timm:resnest14d"."""
+    return network if source in (TORCHVISION, HARNESS) else f"{source}:{network}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
 from typing import TypeVar
@@ -18,8 +18,10 @@ from harness.experiments.networks.rows import (
     MODES,
     NETWORKS,
     OK,
+    PAPER_NETWORKS,
     TORCH_CONTENDERS,
     TORCH_FASTEST_ENGINES,
+    TORCHVISION,
     KernelsOfKind,
     label,
 )
@@ -72,9 +74,9 @@ CONVERTED_HALF = Entry((CUCONV,), FP16)
 
 # What the first table compares: a title, an entry of torch and one of cuConv.
 COMPARED = (
-    ("**cuConv in FP32, torch in FP32.**", TORCH, CONVERTED),
-    ("**cuConv in TF32, torch in TF32.**", Entry(TORCH_CONTENDERS, TF32), Entry((CUCONV,), TF32)),
-    ("**cuConv in FP16, torch in FP16.**", HALF, CONVERTED_HALF),
+    ("cuConv in FP32, torch in FP32", TORCH, CONVERTED),
+    ("cuConv in TF32, torch in TF32", Entry(TORCH_CONTENDERS, TF32), Entry((CUCONV,), TF32)),
+    ("cuConv in FP16, torch in FP16", HALF, CONVERTED_HALF),
 )
 
 
@@ -82,6 +84,23 @@ def networks_results(results_of_device: Path, table: Table = NETWORKS) -> Result
     """The rows of results/DEVICE/networks/networks.csv, or of another table; None where it does not exist."""
     frame, folder = table.find(results_of_device), results_of_device / table.folder
     return None if frame is None else Results(results_of_device.name, table.folder, frame, folder)
+
+
+def paper_results(results_of_device: Path, table: Table = NETWORKS) -> Results | None:
+    """The rows of the paper's networks in networks.csv, or in another table; None where they have none.
+
+    Means over networks are of these, so that no later measurement of another network changes them.
+    """
+    results = networks_results(results_of_device, table)
+    if results is None:
+        return None
+    frame = results.frame[_of_paper(results.frame)]
+    return None if frame.empty else replace(results, frame=frame)
+
+
+def _of_paper(frame: pd.DataFrame) -> pd.Series[bool]:
+    """Which rows are of the paper's networks."""
+    return (frame.source == TORCHVISION) & frame.network.isin(PAPER_NETWORKS)
 
 
 def _fastest(case: pd.DataFrame, contenders: tuple[str, ...], precision: str) -> tuple[str, float]:
@@ -101,14 +120,16 @@ def least(case: pd.DataFrame, contenders: tuple[str, ...], precision: str, colum
 def networks_table(frame: pd.DataFrame) -> str:
     """The `grid` of torch and of the converted model for each of COMPARED: microseconds in CUDA graphs.
 
-    frame: the rows of networks.csv. Empty where nothing can be compared.
+    frame: the rows of networks.csv. Those of the paper's networks come first, and others have grids of their own. Empty
+    where nothing can be compared.
     """
-    parts = []
-    for title, theirs, ours in COMPARED:
-        cases = beside(frame, theirs, ours)
-        if cases:
-            who = _counts(case.who for case in cases)
-            parts += [f"{title} The fastest of torch: {who}.", _grid_beside(cases)]
+    parts, of_paper = [], _of_paper(frame)
+    for rows, whose in ((frame[of_paper], ""), (frame[~of_paper], "Other networks: ")):
+        for title, theirs, ours in COMPARED:
+            cases = beside(rows, theirs, ours)
+            if cases:
+                who = _counts(case.who for case in cases)
+                parts += [f"**{whose}{title}.** The fastest of torch: {who}.", _grid_beside(cases)]
     return "\n\n".join(parts)
 
 
@@ -156,7 +177,7 @@ def networks_section(results_of_device: Path, plots: str) -> str:
     table = networks_table(results.frame) if results else ""
     if not results or not table:
         return NETWORKS.missing(results_of_device.name)
-    picture = _picture(results, plots)
+    picture = _picture(results, plots) if paper_results(results_of_device) else ""
     note = "A cell has the speedup, and the microseconds of torch and of cuConv in a CUDA graph."
     parts = [picture, note, table, f"Measured on {provenance(results)}."]
     return "\n\n".join(part for part in parts if part)
@@ -173,7 +194,7 @@ def modes_section(results_of_device: Path) -> str:
     Geometric means and cases won, in FP32 over FP32 and in TF32 over TF32, of a device and then of the others in its
     folder. Without a networks.csv a sentence says what to run.
     """
-    found = _on_each_gpu(results_of_device)
+    found = _on_each_gpu(results_of_device, paper_results)
     if not found:
         return NETWORKS.missing(results_of_device.name)
     body = []
@@ -218,17 +239,17 @@ def _section_beside(
 def first_of_devices(
     results_of_device: Path, of: Table, view: Callable[[pd.DataFrame], Shown]
 ) -> tuple[Results | None, Shown | None]:
-    """The results of a device and a view of their rows, or those of the first other in its folder that is not empty."""
+    """The paper's networks on a device and a view of their rows, or on the first other where it is not empty."""
     for device in _devices(results_of_device):
-        results = networks_results(device, of)
+        results = paper_results(device, of)
         if results and (found := view(results.frame)):
             return results, found
     return None, None
 
 
-def _on_each_gpu(results_of_device: Path) -> list[tuple[str, Results]]:
+def _on_each_gpu(results_of_device: Path, of: Callable[[Path], Results | None]) -> list[tuple[str, Results]]:
     """The model of each GPU that has whole networks, and its results: a device, then the others in its folder."""
-    found = (networks_results(device) for device in _devices(results_of_device))
+    found = (of(device) for device in _devices(results_of_device))
     return [(model(results), results) for results in found if results]
 
 
@@ -272,7 +293,7 @@ def errors_section(results_of_device: Path) -> str:
 
     It is of the GPU with the most rows. Without a networks.csv a sentence says what to run.
     """
-    found = _on_each_gpu(results_of_device)
+    found = _on_each_gpu(results_of_device, networks_results)
     if not found:
         return NETWORKS.missing(results_of_device.name)
     _, results = max(found, key=lambda one: len(one[1].frame))

@@ -21,7 +21,7 @@ from harness.experiments.networks.table import (
     TORCH,
     Entry,
     beside,
-    networks_results,
+    paper_results,
 )
 from harness.precision import TF32
 from harness.report.figures import style
@@ -55,7 +55,7 @@ def draw_networks(results_of_device: Path, out: Path) -> Path | None:
 
     There is nothing to draw without a networks.csv, and where no network has times of cuConv in FP32 and of a baseline.
     """
-    results = networks_results(results_of_device)
+    results = paper_results(results_of_device)
     if results is None:
         return None
     for baseline, (entry, _) in BASELINES.items():

@@ -69,6 +69,16 @@ def test_each_computes_the_model(calls, name):
                      "cuconv_enabled": [("enabled", "tf32")]}.get(name, [])  # fmt: skip
 
 
+@pytest.mark.parametrize("name", CONTENDERS)
+@pytest.mark.parametrize("shape", [(2, 3, 9), (2, 2, 3, 8, 8)], ids=["signals", "pairs of images"])
+def test_an_input_that_is_no_batch_of_images(calls, name, shape):
+    layers = [torch.nn.Conv1d(3, 4, 3)] if len(shape) == 3 else [torch.nn.Flatten(0, 1), torch.nn.Conv2d(3, 4, 3)]
+    model, x = torch.nn.Sequential(*layers), torch.randn(shape)
+    with torch.no_grad():
+        expected = model(x)
+        assert torch.allclose(CONTENDERS[name](model, x, "fp16").forward(), expected, atol=1e-6)
+
+
 def test_what_detail_says(calls):
     model, images = ToyModel().eval(), torch.randn(2, 3, 8, 8)
     details = {name: CONTENDERS[name](model, images, "fp32").detail for name in CONTENDERS}

@@ -15,6 +15,7 @@ from harness.experiments.networks.kinds import by_kind, kind_of
         ("void at::native::max_pool_forward_nchw<float>(int)", "pooling"),
         ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float>>>", "pooling"),
         ("sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw", "convolution"),
+        ("sm80_xmma_dgrad_implicit_gemm_f32f32_f32f32_f32_nhwckrsc_nhwc", "convolution"),  # a transposed convolution
         ("volta_scudnn_128x64_relu_interior_nn_v1", "convolution"),
         ("void cudnn::bn_fw_inf_1C11_kernel_NCHW<float>", "elementwise"),
         ("void cudnn::winograd_nonfused::winogradForwardData4x4<float>", "convolution"),

@@ -11,6 +11,7 @@ from torch import nn
 from harness.errors import UsageError
 from harness.experiments.networks import models as network_models
 from harness.experiments.networks.models import find, logits, randomise_batch_norm, reference, split_name
+from tests.harness.experiments.networks.test_architectures import Raft
 from tests.harness.experiments.networks.toy_networks import ToyModel, network
 
 
@@ -21,9 +22,9 @@ def packages(monkeypatch):
 
     def build(name, **arguments):
         calls.append((name, arguments))
-        return ToyModel()
+        return Raft() if name == "raft_small" else ToyModel()
 
-    names = ["toynet", "googlenet", "inception_v3", "fcn"]
+    names = ["toynet", "googlenet", "inception_v3", "fcn", "raft_small"]
     builders = {"fcn": lambda weights, weights_backbone: None}
     models = SimpleNamespace(
         list_models=lambda: names,
@@ -42,13 +43,16 @@ def packages(monkeypatch):
         ("resnet50", ("torchvision", "resnet50")),
         ("torchvision:vit_b_16", ("torchvision", "vit_b_16")),
         ("timm:resnest14d", ("timm", "resnest14d")),
+        ("convnext_tiny", ("torchvision", "convnext_tiny")),
+        ("unet", ("harness", "unet")),
+        ("harness:hifi_gan", ("harness", "hifi_gan")),
     ],
 )
 def test_a_name_has_a_source(typed, found):
     assert split_name(typed) == found
 
 
-@pytest.mark.parametrize("typed", ["resnext", "timm:", "tensorflow:resnet50", ""])
+@pytest.mark.parametrize("typed", ["resnext", "timm:", "tensorflow:resnet50", "harness:resnet50", ""])
 def test_a_name_without_a_source_is_refused(typed):
     with pytest.raises(UsageError, match=f"--net {typed}: must be one of alexnet.*torchvision:NAME or timm:NAME"):
         split_name(typed)
@@ -67,6 +71,22 @@ def test_networks_are_built_without_weights(packages):
     ]
     assert find("torchvision:inception_v3").input(2, seed=0).shape == (2, 3, 299, 299)
     assert find("timm:toynet").input(2, seed=0).shape == (2, 3, 224, 224)
+
+
+def test_a_network_of_the_harness_needs_no_package():
+    for typed in network_models.OWN:
+        found = find(typed)
+        assert found.label == typed and found.input(2, seed=0).shape[1:] == found.shape
+        assert isinstance(found.build(), network_models.OWN[typed][0])
+    assert find("harness:hifi_gan").input(2, seed=0).shape == (2, 80, 256)
+
+
+def test_raft_takes_two_images_as_one_tensor(packages):
+    found = find("raft_small")
+    images = found.input(1, seed=0)
+    assert images.shape == (1, 2, 3, 256, 256)
+    with torch.no_grad():
+        assert found.model(seed=0)(images).shape == (1, 2, 256, 256)
 
 
 def test_a_name_that_the_package_lacks_is_one_sentence(packages):

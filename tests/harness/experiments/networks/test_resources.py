@@ -32,19 +32,19 @@ def energy(mj, contender="cuconv", precision="fp32", batch=1, network="resnet50"
 
 
 def test_the_energy_of_torch_over_that_of_cuconv(tmp_path):
-    # ResNet-50: channels_last takes least, 400 / 100 = 4, and 92 / 80 = 1.15 in TF32. Of timm:x 30 / 60 = 0.5, and no
+    # ResNet-50: channels_last takes least, 400 / 100 = 4, and 92 / 80 = 1.15 in TF32. Of VGG19 30 / 60 = 0.5, and no
     # TF32. At batch 8 only cuConv was measured, and cuconv_enabled is no converted model. The mean is sqrt(4 * 0.5).
     rows = [
         energy(600.0, "torch"), energy(400.0, "torch_channels_last"), energy(100.0), energy(50.0, "cuconv_enabled"),
         energy(92.0, "torch_compile", "tf32"), energy(80.0, precision="tf32"), energy(70.0, batch=8),
-        energy(60.0, network="x", source="timm"), energy(30.0, "torch", network="x", source="timm"),
+        energy(60.0, network="vgg19"), energy(30.0, "torch", network="vgg19"),
     ]  # fmt: skip
     ENERGY.write(tmp_path / GPU / "networks", rows)
     section = energy_section(tmp_path / GPU)
     of_fp32, of_tf32 = section.split("In TF32:")
     assert section.startswith("In FP32:") and section.endswith(f"Measured on {GPU}.")
     table = cells(of_fp32)
-    assert table["resnet50"] == ["4.00x (400.0/100.0)"] and table["timm:x"] == ["0.50x (30.0/60.0)"]
+    assert table["resnet50"] == ["4.00x (400.0/100.0)"] and table["vgg19"] == ["0.50x (30.0/60.0)"]
     assert table["geometric mean; all: 1.41x, 1/2"] == ["1.41x, 1/2"]
     assert cells(of_tf32)["resnet50"] == ["1.15x (92.0/80.0)"]
 

@@ -19,6 +19,7 @@ from harness.experiments.networks.table import (
     networks_results,
     networks_section,
     networks_table,
+    paper_results,
 )
 from harness.report import pages, tables
 from harness.report.figures import style
@@ -36,7 +37,7 @@ ROWS = [
     time(10.0, contender="torch", precision="tf32"), time(None, contender="torch_compile", precision="tf32"),
     time(30.0, contender="torch", batch=8), time(None, batch=8),
     time(40.0, batch=32), time(30.0, contender="torch_compile", batch=32),
-    time(10.0, network="x", source="timm"), time(40.0, network="x", source="timm", contender="torch"),
+    time(10.0, network="vgg19"), time(40.0, network="vgg19", contender="torch"),
 ]  # fmt: skip
 
 
@@ -56,10 +57,40 @@ def test_the_best_of_torch_in_a_graph_is_what_counts(device):
     assert of_fp32.startswith("**cuConv in FP32, torch in FP32.** The fastest of torch: `torch_channels_last` 1, ")
     table = cells(of_fp32)
     assert table["network"] == ["batch 1", "batch 32"]
-    assert table["resnet50"] == ["2.50x (20/8)", "0.75x (30/40)"] and table["timm:x"] == ["4.00x (40/10)", "-"]
+    assert table["resnet50"] == ["2.50x (20/8)", "0.75x (30/40)"] and table["vgg19"] == ["4.00x (40/10)", "-"]
     mean = (2.5 * 0.75 * 4) ** (1 / 3)
     assert table[f"geometric mean; all: {mean:.2f}x, 2/3"] == [f"{10**0.5:.2f}x, 2/2", "0.75x, 0/1"]
     assert cells(of_tf32)["resnet50"] == ["2.00x (10/5)"]
+
+
+def test_other_networks_leave_the_means_of_the_paper_s_as_they_are(tmp_path):
+    others = [
+        time(us, network=name, source=source, contender=who)
+        for name, source in (("unet", "harness"), ("resnet50", "timm"), ("convnext_tiny", "torchvision"))
+        for who, us in (("torch", 9.0), ("cuconv", 3.0))
+    ]
+    plain, mixed = fill(tmp_path / "plain"), fill(tmp_path / "mixed", [*others[:2], *ROWS, *others[2:]])
+    measured = f"Measured on {GPU}."
+    before, after = (networks_section(device, "plots").removesuffix(measured) for device in (plain, mixed))
+    assert after.startswith(before)
+    of_others = after.removeprefix(before)
+    assert of_others.startswith("**Other networks: cuConv in FP32, torch in FP32.** The fastest of torch: `torch` 3.")
+    table = cells(of_others)
+    assert table["network"] == ["batch 1"] and table["geometric mean; all: 3.00x, 3/3"] == ["3.00x, 3/3"]
+    assert {name for name, values in table.items() if values == ["3.00x (9/3)"]} == {
+        "unet", "timm:resnet50", "convnext_tiny",
+    }  # fmt: skip
+    for section in (modes_section, half_section, engines_section):
+        assert section(mixed) == section(plain)
+    assert len(speedups(paper_results(mixed).frame, TORCH)) == 3
+
+
+def test_without_the_paper_s_networks_there_is_no_figure_of_them(tmp_path):
+    device = fill(tmp_path, [time(3.0, network="unet", source="harness"),
+                             time(9.0, network="unet", source="harness", contender="torch")])  # fmt: skip
+    assert "unet" in networks_section(device, "plots") and "png" not in networks_section(device, "plots")
+    assert draw_networks(device, tmp_path / "plots") is None
+    assert "python -m harness networks" in modes_section(device)
 
 
 def test_each_way_to_call_cuconv_is_compared_in_its_mode(tmp_path):
@@ -81,7 +112,7 @@ def test_cudnns_fastest_engines_are_beside_torch_and_none_of_it(tmp_path):
     rows = [*ROWS, time(16.0, contender=engines), time(5.0, contender=engines, mode="eager"),
             time(10.0, contender=engines, batch=32), time(9.0, contender=engines, batch=8)]  # fmt: skip
     table = cells(engines_section(fill(tmp_path, rows)))
-    assert table["network"] == ["batch 1", "batch 32"] and "timm:x" not in table
+    assert table["network"] == ["batch 1", "batch 32"] and "vgg19" not in table
     assert table["resnet50"] == ["2.00x (16/8)", "0.25x (10/40)"]
     assert f"geometric mean; all: {0.5**0.5:.2f}x, 1/2" in table
     assert "0.75x (30/40)" in networks_table(networks_results(tmp_path / GPU).frame), "engines are none of torch"
@@ -95,7 +126,7 @@ def test_torch_in_half_precision_is_beside_cuconv_in_fp32(tmp_path):
     rows = [*ROWS, half(9.0, contender="torch"), half(6.0, contender="torch_frozen_channels_last"),
             half(5.0, contender="torch", batch=32), half(1.0, contender="torch", mode="eager")]  # fmt: skip
     section = half_section(fill(tmp_path, rows))
-    assert cells(section)["resnet50"] == ["0.75x (6/8)", "0.12x (5/40)"] and "timm:x" not in section
+    assert cells(section)["resnet50"] == ["0.75x (6/8)", "0.12x (5/40)"] and "vgg19" not in section
     assert "The fastest of torch in FP16: `torch_frozen_channels_last` 1, `torch` 1." in section
     assert [case.speedup for case in beside(networks_results(tmp_path / GPU).frame, HALF)] == [0.75, 0.125]
     assert "--precision fp32 fp16" in half_section(tmp_path / "no" / "where")
@@ -104,7 +135,7 @@ def test_torch_in_half_precision_is_beside_cuconv_in_fp32(tmp_path):
 def test_the_speedup_over_torch_by_case(device):
     found = beside(networks_results(device).frame, TORCH)
     assert [(case.network, case.batch, case.speedup) for case in found] == [
-        ("resnet50", 1, 2.5), ("resnet50", 32, 0.75), ("timm:x", 1, 4.0),
+        ("resnet50", 1, 2.5), ("resnet50", 32, 0.75), ("vgg19", 1, 4.0),
     ]  # fmt: skip
 
 

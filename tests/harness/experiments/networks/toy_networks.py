@@ -55,7 +55,7 @@ class Cpu:
 
 def network(name="toy", build=ToyModel):
     """A network with inputs of 8x8."""
-    return Network(name, "torchvision", 8, build)
+    return Network(name, "torchvision", (3, 8, 8), build)
 
 
 def plain(model, images, precision):
