@@ -13,6 +13,8 @@ SHOWN = {
     r"overview": "A dot for the speedup of `auto` over the best cuDNN on each case.",
     r"map": "The speedup of `auto` over the best cuDNN as numbers: a row for each layer, a column for each batch size.",
     r"rivals": "The fastest cuDNN algorithm of each case as a colour, and the speedup of `auto` over it.",
+    r"floor": "The share of its floor that `auto` reaches on each case in FP32, framed where cuDNN reaches more.",
+    r"floor_(\w+)": r"The share of its floor that cuConv reaches on each case in `\1`, channels last, framed alike.",
     r"speedup_(\w+)_(\d+x\d+)": r"The speedup of `\1` over the best cuDNN on \2 filters, at the paper's batch sizes.",
     r"planes": "The speedup of `auto` over the best cuDNN, and its regret, by plane and filter size.",
     r"networks": "The speedup of cuConv, and of torch's fastest ways, over torch on whole networks.",

@@ -43,6 +43,18 @@ def _rivals_in_half(results: Results) -> pd.DataFrame:
     return rivals(timed(results.frame, FP16), results.comparison)
 
 
+def in_one_precision(results: Results, precision: str) -> tuple[Results, pd.DataFrame]:
+    """The first subject against rivals in the same precision: its results, and its rows of `compare` with a time.
+
+    The subject in TF32 is auto_nhwc. A row has the time of the subject, of a rival, or of both.
+    """
+    if precision == TF32:
+        results = replace(results, chosen=(results.comparison.provider, AUTO_NHWC))
+    rows = compare(results, precision, (precision,))
+    rows = rows[rows.subject == results.subject]
+    return results, rows.dropna(subset=["mean_us", "rival_us"], how="all")
+
+
 def in_channels_last(results: Results, precision: str) -> str:
     """Sentences and a table: cuConv against its rivals, all in one precision; empty where there is no pair.
 
@@ -51,10 +63,8 @@ def in_channels_last(results: Results, precision: str) -> str:
     The table has a cell for each batch and filter size: geometric mean of the speedups, and cases won of all. Where
     the floors of the cases are known, two columns have the share of them that ours and the fastest rival reach.
     """
-    if precision == TF32:
-        results = replace(results, chosen=(results.comparison.provider, AUTO_NHWC))
-    rows = compare(results, precision, (precision,))
-    rows = rows[(rows.subject == results.subject) & rows.rival_us.notna() & rows.mean_us.notna()]
+    results, rows = in_one_precision(results, precision)
+    rows = rows.dropna(subset="speedup")
     if rows.empty:
         return ""
     total, name = summarise(rows), precision.upper()

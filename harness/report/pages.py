@@ -34,6 +34,7 @@ from harness.experiments.networks.table import (
     networks_section,
 )
 from harness.precision import FP16, FP32, HALVES, PRECISIONS, TF32
+from harness.report import floor
 from harness.report.accurate import accuracy_sentence
 from harness.report.algorithms import errors_table
 from harness.report.api import api_table
@@ -139,16 +140,20 @@ def _beside(results: Results, table: str, ours: tuple[str, ...], theirs: tuple[s
 def _figures(results: Results, plots: str) -> str:
     """A line of links to the figures of a sweep."""
     names = {"cases": "overview", "layers by batch": "map", "rivals": "rivals"}
+    if floor.of_rows(results, results.of_subject(), FP32) is not None:
+        names["share of the floor"] = "floor"
     links = [f"[{text}]({plots}/{results.device}/{results.sweep}/{name}.png)" for text, name in names.items()]
     return f"Figures: {', '.join(links)}."
 
 
 def _standing(results: Results, plots: str) -> str:
     subject, rivals = results.shown(results.subject), results.comparison.rivals_label
+    shares = floor.columns(results, results.of_subject(), FP32)
+    sentences = [floor.explained(results.device, FP32), floor.above(FP32)] if shares else []
     return "\n\n".join([
-        f"Speedup of {subject} over {rivals} in FP32. {_measured(results)}",
+        " ".join([f"Speedup of {subject} over {rivals} in FP32. {_measured(results)}", *sentences]),
         _figures(results, plots),
-        grid_table(results.of_subject()),
+        grid_table(results.of_subject(), shares),
         *against_others(results.of_subject(), results.comparison.provider),
         "The cases of the smallest speedups, HW-N-K-M-C:",
         worst_table(results, results.of_subject()),

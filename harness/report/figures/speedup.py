@@ -30,7 +30,11 @@ def speedup_figure(cases: pd.DataFrame, title: str, rivals: str, notes: Sequence
     runs = [*(cases.rival_us / cases.most_us), *(cases.rival_us / cases.least_us)]
     ends = style.ratio_range([*cases.speedup, *runs])
     slower = ["pale: slower"] if (cases.speedup < 1).any() else []
-    notes = [*notes, "; ".join([*style.key(cases), "thin: all runs", "dashed, and above: geometric mean", *slower])]
+    shown = [style.shown_speedup(case) for case in each(cases)]
+    notes = [
+        *notes,
+        "; ".join([*style.key(cases, shown), "thin: all runs", "dashed, and above: geometric mean", *slower]),
+    ]
     pitch = PANEL_HEAD + ROW * len(layers) + AXIS
     height = style.head_height(notes) + 0.03 + pitch * len(lines) + BELOW
     figure = style.new_figure(height, title, notes)

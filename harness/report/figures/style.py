@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -99,9 +99,9 @@ def shown_speedup(case: Any) -> str:
     return NO_RIVAL if case.rival_us != case.rival_us else NO_TIME
 
 
-def key(cases: pd.DataFrame) -> list[str]:
-    """A note that explains the labels of layers and the marks of some rows of `compare`."""
-    layers, shown = layers_of(cases), {shown_speedup(case) for case in each(cases)}
+def key(cases: pd.DataFrame, texts: Iterable[str]) -> list[str]:
+    """A note that explains the labels of layers of some rows of `compare`, and the marks in their texts."""
+    layers, shown = layers_of(cases), "".join(texts)
     label = ["HW-M-C: input size, filters, input channels"]
     label += [f"-{name[0]}: {name}" for name in GEOMETRY if any(f"-{name[0]}" in layer for layer in layers)]
     label += ["p: padding"] if any(" p" in layer for layer in layers) else []

@@ -1,15 +1,18 @@
-"""The floor of half precision, and the share of it that is reached; expected numbers are worked out by hand."""
+"""The floor of each precision, and the share of it that is reached; expected numbers are worked out by hand."""
 
 from dataclasses import replace
 
+import matplotlib.style
 import numpy as np
 import pytest
 
 from harness.experiments.copies import rows as bandwidth
 from harness.report import floor
+from harness.report.figures import figures, style
 from harness.report.half import in_channels_last
-from tests.harness.report.helpers import cells
-from tests.helpers import copies, measured, row
+from harness.report.pages import rewrite
+from tests.harness.report.helpers import cells, collisions
+from tests.helpers import THREE_TIMES, copies, measured, row
 
 DEVICE = "nvidia-h200"
 # At batch 8 input and output have 4.2 MB each: 0.27 GFLOP, 0.34 us at 790 TFLOP/s.
@@ -67,3 +70,78 @@ def test_tf32_in_channels_last_has_half_the_rate_and_its_own_subject(tmp_path):
     assert in_channels_last(measured(tmp_path / "without", rows, DEVICE), "tf32") == ""
     text = in_channels_last(measured(tmp_path, [*rows, *ours], DEVICE), "tf32")
     assert "auto_nhwc in TF32" in text and "395 TFLOP/s" in text
+
+
+def drawn(results):
+    with matplotlib.style.context(["default", style.STYLE]):
+        return {stem: figure for stem, figure in figures(results) if stem.startswith("floor")}
+
+
+def numbers(axes):
+    """The texts of a panel's cells and last lines, by column and line."""
+    texts = [text for text in axes.texts if text.get_text() != "HW-M-C"]
+    return {tuple(round(at) for at in text.get_position()): text.get_text() for text in texts}
+
+
+@pytest.mark.parametrize(
+    ("precision", "stem", "algorithm", "products"),
+    # 9.66 GFLOP at 790 TFLOP/s, a third of it in FP32, and half of it in TF32.
+    [("fp16", "floor_fp16", "auto", 12.2325), ("fp32", "floor", "auto", 36.6975),
+     ("tf32", "floor_tf32", "auto_nhwc", 24.465)],
+)  # fmt: skip
+def test_a_map_has_the_share_of_each_case_the_means_and_a_frame_where_a_rival_reaches_more(
+    tmp_path, precision, stem, algorithm, products
+):
+    with_copies(tmp_path)
+    half, error = precision == "fp16", 3e-4 if precision != "fp32" else 1e-7
+    square = SQUARE if half else SQUARE | {"c": 32, "m": 32}  # as many bytes, and a quarter of the products
+    made = [
+        (2 * products, 4 * products, {"batch": 8, **SQUARE, "c": 256, "k": 3}),
+        (10.0, 5.0, {"batch": 8, **square}),  # a copy of 4 us
+        (0.8, 4.0, {}),  # 1 us
+        (None, 4.0, {"k": 5}),
+    ]
+    rows = [
+        one
+        for ours, theirs, sizes in made
+        for one in (
+            row(algorithm, ours, status="ok" if ours else "incorrect", precision=precision, error=error, **sizes),
+            row("gemm", theirs, provider="cudnn", precision=precision, error=error, **sizes),
+        )
+    ]
+    figure = drawn(measured(tmp_path, rows, DEVICE))[stem]
+    one, three, five = figure.axes
+    assert numbers(one) == {
+        (0, 0): "125%", (1, 1): "40%",
+        (0, 2): "125%", (1, 2): "40%", (0, 3): "25%", (1, 3): "80%",
+    }  # fmt: skip
+    assert numbers(three) == {(1, 0): "50%", (1, 1): "50%", (1, 2): "25%"}
+    assert numbers(five)[0, 0] == "\u00d7", "ours did not run"
+    assert [len(axes.collections[1].get_paths()) for axes in figure.axes] == [1, 0, 0]
+    above, copy = one.collections[0].get_facecolors()
+    assert sum(above[:3]) < sum(copy[:3]), "the nearer to the floor, the darker"
+    assert not collisions(figure)
+
+
+@pytest.mark.parametrize(("us", "is_above"), [(0.8, True), (2.0, False)])
+def test_a_map_says_why_a_share_is_above_100_percent_only_where_one_is(tmp_path, us, is_above):
+    with_copies(tmp_path)
+    figure = drawn(measured(tmp_path, [row("auto", us), row("gemm", 4.0, provider="cudnn")], DEVICE))["floor"]
+    assert any("Winograd" in text.get_text() for text in figure.texts) == is_above
+
+
+@pytest.mark.parametrize("device", [DEVICE, "nvidia-test"])
+def test_without_copies_or_a_rate_there_is_no_map(tmp_path, device):
+    if device != DEVICE:
+        with_copies(tmp_path, device)
+    assert not drawn(measured(tmp_path, [*ROWS, *THREE_TIMES], device))
+
+
+def test_only_hot_times_have_a_map_and_the_page_of_results_links_it(tmp_path):
+    with_copies(tmp_path)
+    results = measured(tmp_path, THREE_TIMES, DEVICE)
+    assert drawn(results).keys() == {"floor"} and not drawn(results.at("cold"))
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table:standing -->\n<!-- table:end -->\n")
+    assert rewrite(page, [results], tmp_path / "plots") == 1
+    assert "/paper/floor.png" in page.read_text() and "floor / cuDNN" in cells(page.read_text())["batch"]
