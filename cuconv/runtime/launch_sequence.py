@@ -145,8 +145,8 @@ class Kernel:
     def allow_shared(self, shared_bytes: int) -> None:
         """Raise the kernel's limit of dynamic shared memory to this many bytes; never lower it.
 
-        Two kernels may share a CUfunction, so the current limit is read from the driver. Until it is first raised,
-        static shared memory counts too, which that number may leave out.
+        Two kernels may share a CUfunction, so the current limit is read from the driver. The 48 KiB by default include
+        static shared memory, but the driver may report them for dynamic memory alone.
         """
         if not shared_bytes:
             return
@@ -154,7 +154,8 @@ class Kernel:
             first = SHARED_BYTES_BY_DEFAULT - driver.kernel_attribute(self.handle, SHARED_SIZE_BYTES)
             limit = driver.kernel_attribute(self.handle, MAX_DYNAMIC_SHARED_SIZE_BYTES)
             if shared_bytes > (limit if limit > SHARED_BYTES_BY_DEFAULT else first):
-                driver.set_kernel_attribute(self.handle, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
+                most = max(shared_bytes, limit)
+                driver.set_kernel_attribute(self.handle, MAX_DYNAMIC_SHARED_SIZE_BYTES, most)
 
 
 _shared_limits = threading.RLock()  # makes reading and raising a limit one step, also for a call within a call

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 
 from harness.experiments.copies import rows as bandwidth
-from harness.precision import FP32, TF32
+from harness.precision import FP32
 from harness.store.markdown import NONE, Column
 from harness.store.times import HOT
 from harness.sweep.comparisons import Results, each, geometric_mean, problem_of
 
 FLOP_PER_S = {"nvidia-h100-80gb-hbm3": 790e12, "nvidia-h200": 790e12}
-PASSES = {TF32: 2, FP32: 3}  # FP16 products in the time of one of another precision
+PRODUCTS = {FP32: 3}  # in FP16, for one product
 LAUNCH_US = 1.0
 
 
@@ -28,7 +28,7 @@ def floor_us(flop: Sequence[int], copy_us: np.ndarray, flop_per_s: float) -> np.
 
     FLOP_PER_S has the rate of FP16 and BF16 products with FP32 sums that an SXM GPU of the Hopper generation holds in
     bursts: 777 to 785 TFLOP/s were measured of wgmma alone, and up to 793 of cuDNN's heaviest convolutions. That of
-    TF32 is half of it, as tensor cores have it; the heaviest convolutions reach 439. That of FP32 is a third, since
+    TF32 is the same, since scaled FP16 has its 11 bits; TF32 products have half of it. That of FP32 is a third, since
     FP32 accuracy on tensor cores takes three FP16 products for each of FP32. LAUNCH_US lies between an empty kernel in
     a CUDA graph (0.74 to 0.82 us) and a copy of 1 MiB (1.06 us).
     """
@@ -39,7 +39,7 @@ def floor_us(flop: Sequence[int], copy_us: np.ndarray, flop_per_s: float) -> np.
 def _flop_per_s(device: str, precision: str) -> float | None:
     """The rate of products of a device in a precision, None where it has none in FLOP_PER_S."""
     rate = FLOP_PER_S.get(device)
-    return rate / PASSES.get(precision, 1) if rate else None
+    return rate / PRODUCTS.get(precision, 1) if rate else None
 
 
 def meaning(device: str, precision: str) -> str:

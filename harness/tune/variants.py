@@ -2,9 +2,9 @@
 
 Some algorithms have too many variants to compile them all. For each of these a file next to its CUDA
 source lists some, a row of macros for each. The list begins empty and takes whichever variant lowers the predicted
-times of the layers most, until what it loses is small, or it is long enough. The layers are those of the sweeps, and
-random ones. Variants that spill registers or serialize wgmma are left out. The command prints what each length of the
-list loses, and writes the files. It needs no GPU, but compiles the variants that it lists.
+times of the layers most for its size, until what it loses is small, or a wheel is full. The layers are those of the
+sweeps, and random ones. Variants that spill registers or serialize wgmma are left out. The command prints what each
+length of the list loses, and writes the files. It needs no GPU, but compiles the variants that it lists.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SWEEPS = (
     *(PAPER, "strided", "grouped", "fully_connected", "unseen"),
     *("vae", "super_resolution", "audio", "boards", "blur", "public"),
 )
-BLOCKS = ("vae", "super_resolution", "audio")  # whose layers of as many filters as channels end residual blocks
+BLOCKS = ("vae", "super_resolution", "audio")  # sweeps of residual blocks, whose layers keep the number of channels
 RANDOM_PROBLEMS = 1200  # drawn for each precision, as networks have layers
 # Layers from the distribution of configs/random.yaml; its own seed and a test's differ.
 DRAWN_SEEDS = (101, 102, 103, 104)
@@ -63,7 +63,10 @@ WEIGHTS = {
     FP16: {PAPER: 4.0, SWEEP: 2.0, DRAWN: 2.0, LARGE: 1.0, OTHERS: 1.0},
 }
 FAR = 3.0  # the logarithm of the loss of a problem that no variant of the list computes
-MOST = 1420  # variants of all lists, which compile in about ten minutes on two cores
+# What a variant takes in a wheel, in all its forms, in KiB: means. A wheel has 40 MiB, of which others take 4.
+KIB = {"fp16x3": 73, "fp16x3_winograd": 68, "nhwc_wgmma": 46, "fp16x3_pointwise": 30, "nhwc_split": 22}
+LEAST_KIB = 10  # of an algorithm that is not in KIB
+MOST_KIB = 35 * 1024
 SQUARE = 12.0  # how much the square of a loss counts: large losses are more than a share of the mean
 STEP = 25  # variants between two lines of the table
 
@@ -209,6 +212,7 @@ class _Growing:
         of_group = np.array([_of_group(WEIGHTS, name) for name in losses.names]) / np.bincount(losses.groups)
         self.losses, self.weights, self.now = losses, of_group[losses.groups], losses.without.copy()
         self.variants: list[Variant] = []
+        self.kib = 0
         self.lines: list[list[Any]] = []
 
     def gain(self, variant: Variant) -> float:
@@ -217,10 +221,15 @@ class _Growing:
         now, lower = self.now[calls], np.minimum(self.now[calls], loss)
         return float(self.weights[calls] @ (now - lower + SQUARE * (now**2 - lower**2)))
 
+    def worth(self, variant: Variant) -> float:
+        """The gain of a variant for each KiB that it takes in a wheel."""
+        return self.gain(variant) / KIB.get(variant[0], LEAST_KIB)
+
     def add(self, variant: Variant) -> None:
         """Add a variant, and after some of them a line to the table."""
         calls, loss = self.losses.of[variant]
         self.variants.append(variant)
+        self.kib += KIB.get(variant[0], LEAST_KIB)
         self.now[calls] = np.minimum(self.now[calls], loss)
         if len(self.variants) % STEP == 0:
             self.note()
@@ -231,28 +240,28 @@ class _Growing:
         self.lines.append([len(self.variants), *(f"{share:.2%}" for share in means), f"{worst:.0%}"])
 
     def is_done(self) -> bool:
-        """Whether the list is long enough, or loses little enough in every group."""
+        """Whether a wheel is full, or the list loses little enough in every group."""
         limits = [_of_group(LIMITS, name) for name in self.losses.names]
-        return len(self.variants) >= MOST or bool((self.losses.means(self.now) <= limits).all())
+        return self.kib >= MOST_KIB or bool((self.losses.means(self.now) <= limits).all())
 
 
 def chosen(losses: Losses, kept: Collection[Variant] = ()) -> list[Variant]:
     """The variants to list; prints what the list loses as it grows.
 
-    Each step adds the variant with the largest gain. A gain can only fall as the list grows, so only that on top of the
+    Each step adds the variant of the most worth. Worth can only fall as the list grows, so only that on top of the
     heap is computed anew (lazy greedy). kept: variants to add before others, as far as any call gains by them.
     """
     found, first = _Growing(losses), set(kept)
     others = [variant for variant in losses.of if variant not in first]
     for pool in ([variant for variant in kept if variant in losses.of], others):
-        heap = [(-found.gain(variant), number, variant) for number, variant in enumerate(pool)]
+        heap = [(-found.worth(variant), number, variant) for number, variant in enumerate(pool)]
         heapify(heap)
         while heap and not (pool is others and found.is_done()):
             _, number, variant = heappop(heap)
-            gain = found.gain(variant)
-            if heap and gain < -heap[0][0]:
-                heappush(heap, (-gain, number, variant))
-            elif gain > 0:
+            worth = found.worth(variant)
+            if heap and worth < -heap[0][0]:
+                heappush(heap, (-worth, number, variant))
+            elif worth > 0:
                 found.add(variant)
             else:
                 break

@@ -156,8 +156,8 @@ class NhwcDepthwise(FusesAll[Config, Costs]):
         _check(problem)
         most_columns = _most_pixels(reach(problem)[1], problem.stride_w)
         strips = [strip for strip in STRIPS[_geometry_of(problem)] if strip.columns <= most_columns]
-        is_small = problem.c <= WHOLE_VECTORS * VECTOR_CHANNELS
-        forms = product(strips, (WHOLE_VECTORS, *MOST_VECTORS) if is_small else MOST_VECTORS, WORK)
+        may_be_whole = MOST_VECTORS[0] < problem.c // VECTOR_CHANNELS <= WHOLE_VECTORS
+        forms = product(strips, (WHOLE_VECTORS, *MOST_VECTORS) if may_be_whole else MOST_VECTORS, WORK)
         found = [_config(problem, device, strip, vectors, *work) for strip, vectors, work in forms]
         return require_fit([*dict.fromkeys(filter(None, found))], problem, device, "nhwc_depthwise")
 

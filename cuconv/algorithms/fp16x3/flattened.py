@@ -21,7 +21,7 @@ SLOT = 128  # positions: the unit of a chunk's size in shared memory
 MAX_SLOTS = 9
 # What is multiplied at once, a filter or a piece of one. Longer rows would lose accuracy: a row is a chain of products.
 MAX_ROWS, MAX_COLUMNS, MAX_TAPS = 7, 11, 49
-MIN_PIECE = 3  # rows or columns of a piece, where a phase has more
+MIN_PIECE = 3  # rows or columns: pieces of fewer are not tried, but equal pieces may come out smaller
 # Positions of a row for which a strip's slots are counted; strips are then as wide as their slots allow. Longer rows
 # have longer halos, which leave less shared memory for stages.
 MAX_PITCH = 63

@@ -382,9 +382,8 @@ def _spatial_tiles(flat: Flattened, tile: Tile) -> int:
 
 def _macros(problem: ConvProblem, config: Fp16x3Config) -> Macros:
     flat, tile = flattened(problem, config.cut), config.tile
-    form = "PIECES" if config.cut else "DILATED"
     stages = config.input_stages, config.weight_stages
-    return {
+    macros = {
         "NARROW": int(tile.narrow),
         "FILTERS": tile.filters,
         "TILE_POSITIONS": tile.positions,
@@ -397,4 +396,9 @@ def _macros(problem: ConvProblem, config: Fp16x3Config) -> Macros:
         "WEIGHT_STAGES": config.weight_stages,
         "PRODUCTS": config.products,
         "SHARED_BYTES": _shared_bytes(tile, flat.kw, config.slots, stages, config.products),
-    } | ({form: 1} if config.cut or not problem.is_dense else {})
+    }
+    if config.cut:
+        macros["PIECES"] = 1
+    elif max(problem.dilation_h, problem.dilation_w) > 1:
+        macros["DILATED"] = 1
+    return macros

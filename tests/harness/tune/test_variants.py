@@ -35,9 +35,11 @@ def test_variants_that_are_kept_stay_where_a_call_gains_by_them():
     assert set(found) <= losses.of.keys() - {useless}
 
 
-def test_a_list_is_no_longer_than_it_may_be(monkeypatch):
-    monkeypatch.setattr(variants, "MOST", 3)
-    assert len(chosen(losses_of(CALLS))) == 3
+def test_a_list_takes_no_more_than_a_wheel_has(monkeypatch):
+    monkeypatch.setattr(variants, "MOST_KIB", 100)
+    found = chosen(losses_of(CALLS))
+    kib = [variants.KIB.get(name, variants.LEAST_KIB) for name, _ in found]
+    assert sum(kib[:-1]) < 100 <= sum(kib)
 
 
 def test_random_layers_count_in_every_precision():
