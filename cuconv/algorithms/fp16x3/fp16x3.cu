@@ -40,7 +40,7 @@
 // WEIGHT_STAGES   weight rows in shared memory
 // PRODUCTS        3, or 1 for the accuracy of TF32 (common/fp16.cuh)
 // PIECES          1 where a filter is multiplied in pieces of KH x KW, and images are cut into strips of columns; so
-//                 are all layers with a stride or a dilation (common/pieces.cuh)
+//                 are all layers with a stride, and some with a dilation (common/pieces.cuh)
 // DILATED         1 where the images are whole and a filter has a dilation: taps are further apart than one position
 // SHARED_BYTES    dynamic shared memory that the host asks for
 // RESIDUAL        1 where there is a tensor to add before the activation (common/geometry.cuh)
@@ -48,8 +48,8 @@
 //
 // Every argument is eight bytes, a pointer or a long long. spatial_tiles: tiles of positions up to the last output.
 // pitch: positions of a row of an image or a strip, of which it has image_rows; by_X packs the division by X
-// (common/divider.cuh). From strip_columns on, the outputs in a row of a strip, arguments are read with PIECES alone,
-// but for the dilation.
+// (common/divider.cuh). From strip_columns on, the outputs in a row of a strip, arguments are read with PIECES alone;
+// DILATED reads strides and dilations, too.
 // row_phases, column_phases: phases that have an output. *_phases_h and *_phases_w are those of Axis (common/pieces.cuh).
 
 // In small narrow tiles the registers have room for more sums, and one wgmma multiplies by both parts of the weights.
