@@ -65,7 +65,7 @@ WEIGHTS = {
 FAR = 3.0  # the logarithm of the loss of a problem that no variant of the list computes
 # What a variant takes in a wheel, in all its forms, in KiB: means. A wheel has 40 MiB, of which others take 4.
 KIB = {"fp16x3": 73, "fp16x3_winograd": 68, "nhwc_wgmma": 46, "fp16x3_pointwise": 30, "nhwc_split": 22}
-LEAST_KIB = 10  # of an algorithm that is not in KIB
+LEAST_KIB = 10  # what a variant of any other algorithm takes
 MOST_KIB = 35 * 1024
 SQUARE = 12.0  # how much the square of a loss counts: large losses are more than a share of the mean
 STEP = 25  # variants between two lines of the table

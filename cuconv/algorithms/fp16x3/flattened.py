@@ -86,6 +86,11 @@ def _positions(stretches: int, rows: int, pitch: int, out_rows: int, out_columns
     return ((stretches - 1) * rows + out_rows - 1) * pitch + out_columns
 
 
+def has_single_taps(problem: ConvProblem) -> bool:
+    """Whether every tap of the filter is alone in its phase."""
+    return all(axis.taps == 1 for axis in axes(problem))
+
+
 def is_whole(problem: ConvProblem) -> bool:
     """Whether images can stay whole: no stride, a small filter, and less padding than it reaches over.
 

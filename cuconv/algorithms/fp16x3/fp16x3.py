@@ -39,6 +39,7 @@ from cuconv.algorithms.fp16x3.flattened import (
     Flattened,
     cuts,
     flattened,
+    has_single_taps,
     is_whole,
     may_be_cut,
 )
@@ -177,7 +178,7 @@ class Fp16x3(ListedVariants[Fp16x3Config, Costs]):
     def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:
         """Launches, packing, memory, and the least work that a tile, or all of them, take a block."""
         costs, p = self.costs(problem.precision), problem
-        if p.groups > 1 or _has_single_taps(p):
+        if p.groups > 1 or has_single_taps(p):
             return inf
         tile_us, position_us = _least_work(p.c, p.m, p.kh, p.kw, PRODUCTS[p.precision], device, costs)
         if may_be_cut(p):
@@ -231,7 +232,7 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
     require_hopper(problem, device)
     if p.groups > 1:
         raise UnsupportedProblem(f"{p.label}: fp16x3 computes one group only")
-    if _has_single_taps(p):
+    if has_single_taps(p):
         raise UnsupportedProblem(
             f"{p.label}: fp16x3 needs a filter larger than 1x1, and than stride / gcd(stride, dilation) on an axis"
         )
@@ -240,11 +241,6 @@ def _check(problem: ConvProblem, device: DeviceSpec) -> None:
         ("weights", p.m * p.c * p.filter_area, MAX_INDEX),
     ]
     check_sizes(problem, SOURCE.stem, sizes)
-
-
-def _has_single_taps(problem: ConvProblem) -> bool:
-    """Whether every tap of the filter is alone in its phase."""
-    return all(axis.taps == 1 for axis in axes(problem))
 
 
 @lru_cache(maxsize=1024)

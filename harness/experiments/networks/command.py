@@ -29,6 +29,7 @@ from harness.experiments.networks.rows import (
     ENERGY,
     MODES,
     NETWORKS,
+    PAPER_NETWORKS,
     KernelsOfKind,
     NetworkEnergy,
     NetworkTime,
@@ -171,8 +172,8 @@ def _summary(options: argparse.Namespace, folder: Path) -> str:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    named, modern = (", ".join(names) for names in (network_models.NETWORKS, network_models.MODERN))
-    add("--net", nargs="+", metavar="NETWORK", default=list(network_models.NETWORKS),
+    named, modern = (", ".join(names) for names in (PAPER_NETWORKS, network_models.MODERN))
+    add("--net", nargs="+", metavar="NETWORK", default=list(PAPER_NETWORKS),
         help=f"these networks: {named} (default: these five), {modern}, torchvision:NAME, timm:NAME")  # fmt: skip
     add("--batch", nargs="+", type=int, metavar="N", default=list(BATCHES), help="batch sizes (default: 1 8 32)")
     add("--precision", nargs="+", choices=MEASURED,

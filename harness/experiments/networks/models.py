@@ -29,13 +29,12 @@ OWN: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {  # wha
     "vae_decoder": (VaeDecoder, (4, 64, 64)),
     "hifi_gan": (HifiGan, (80, 256)),
 }
-NETWORKS = PAPER_NETWORKS
 MODERN = (
     "mobilenet_v3_large", "efficientnet_b0", "efficientnet_v2_s", "regnet_y_800mf", "resnext50_32x4d", "convnext_tiny",
     "raft_small", *OWN,
 )  # fmt: skip
 PACKAGES = (TORCHVISION, "timm")
-SHAPE = (3, 224, 224)  # of an input, without the batch
+SHAPE = (3, 224, 224)  # an input's, without the batch, where SHAPES has no other
 SHAPES: dict[tuple[str, str], tuple[int, ...]] = {
     (TORCHVISION, "inception_v3"): (3, 299, 299),
     (TORCHVISION, "efficientnet_v2_s"): (3, 384, 384),
@@ -79,11 +78,11 @@ class Network:
 def split_name(typed: str) -> tuple[str, str]:
     """(source, name) of a network as a user types it. Raises UsageError where the name has no such form."""
     source, colon, name = typed.rpartition(":")
-    if not colon and typed in (*NETWORKS, *MODERN):
+    if not colon and typed in (*PAPER_NETWORKS, *MODERN):
         return (HARNESS if typed in OWN else TORCHVISION), typed
     if (source in PACKAGES and name) or (source == HARNESS and name in OWN):
         return source, name
-    allowed = ", ".join((*NETWORKS, *MODERN))
+    allowed = ", ".join((*PAPER_NETWORKS, *MODERN))
     raise UsageError(f"--net {typed}: must be one of {allowed}, or torchvision:NAME or timm:NAME for any other")
 
 
