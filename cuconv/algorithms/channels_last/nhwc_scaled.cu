@@ -186,6 +186,9 @@ __device__ __forceinline__ void consume_scaled(float (&sums)[ROW_TILES][WGMMA_SU
         if (more) read_stage(ring);
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; ++tile) wgmma_wait(sums[tile]);
+        // The products read the fragments until here: the compiler must not have others in their registers.
+#pragma unroll
+        for (int j = 0; j < ROW_TILES * STEPS * 4; ++j) asm volatile("" ::"r"((&fragments[0][0][0])[j]));
         if (leader) barrier_arrive(behind);
         if (more) make_fit();
     }

@@ -80,7 +80,7 @@ class Tile:
 FORMS = (
     *product((Tile(128, filters) for filters in (64, 96, 128, 192)), BOXES),
     (Tile(128, 256), 1),
-    *product((Tile(256, 64),), BOXES),
+    (Tile(256, 64), 1),
     (Tile(256, 96), 1),
 )
 
