@@ -37,10 +37,7 @@ constexpr int FILTERS = WARPGROUP_FILTERS * FILTER_WARPGROUPS;
 constexpr int ROW_BYTES = BOX_CHANNELS * 2, BOX_ELEMENTS = ROW_BYTES / sizeof(Element);
 constexpr int STEP_BYTES = 32;  // an instruction multiplies so many bytes of a row
 constexpr bool BIAS_AHEAD = sizeof(Element) == 2;  // whether bias is read ahead; in TF32 it takes too many registers
-#ifndef WEIGHT_ROW_BYTES  // of a filter's channels in a box, where a kernel does not copy weights as they are
-#define WEIGHT_ROW_BYTES ROW_BYTES
-#endif
-constexpr int PIXEL_BYTES = PIXELS * ROW_BYTES, FILTER_BYTES = FILTERS * WEIGHT_ROW_BYTES;  // per box
+constexpr int PIXEL_BYTES = PIXELS * ROW_BYTES, FILTER_BYTES = FILTERS * ROW_BYTES;  // per box
 constexpr int STAGE_PIXEL_BYTES = BOXES * PIXEL_BYTES, STAGE_WEIGHT_BYTES = BOXES * FILTER_BYTES;
 constexpr int STAGE_BYTES = STAGE_PIXEL_BYTES + (RESIDENT_WEIGHTS ? 0 : STAGE_WEIGHT_BYTES);
 constexpr int PRODUCERS = RESIDENT_WEIGHTS ? 1 : 2;  // per stage
