@@ -2,6 +2,7 @@
 // through which the producer warps hand tiles of the operands to the consumer warpgroups.
 //
 // TF32               1 for TF32 of float32 tensors
+// SCALED             1 where these have been copied to FP16 with scales ahead; bias, residual and output are float32
 // BF16               1 for BF16, 0 for FP16
 // PIXELS             output pixels of a tile
 // WARPGROUP_FILTERS  filters of a consumer warpgroup: a multiple of 16 up to 256
@@ -18,7 +19,10 @@
 // the channels of its reduction are those of the group.
 #pragma once
 
-#if TF32
+#ifndef SCALED
+#define SCALED 0
+#endif
+#if TF32 && !SCALED
 #define WGMMA_SHARED_TF32
 #elif BF16
 #define WGMMA_HALF bf16
@@ -34,7 +38,8 @@
 #include "common/wgmma.cuh"
 
 constexpr int FILTERS = WARPGROUP_FILTERS * FILTER_WARPGROUPS;
-constexpr int ROW_BYTES = BOX_CHANNELS * 2, BOX_ELEMENTS = ROW_BYTES / sizeof(Element);
+constexpr int OPERAND_BYTES = TF32 && !SCALED ? 4 : 2;
+constexpr int ROW_BYTES = BOX_CHANNELS * 2, BOX_ELEMENTS = ROW_BYTES / OPERAND_BYTES;
 constexpr int STEP_BYTES = 32;  // an instruction multiplies so many bytes of a row
 constexpr bool BIAS_AHEAD = sizeof(Element) == 2;  // whether bias is read ahead; in TF32 it takes too many registers
 constexpr int PIXEL_BYTES = PIXELS * ROW_BYTES, FILTER_BYTES = FILTERS * ROW_BYTES;  // per box
