@@ -29,7 +29,7 @@ def launch(excitation: Excitation, device: DeviceSpec) -> Launch:
     few, most = CLUSTERS
     # Fewer blocks let the GPU compute more images at a time, if they hold the weights.
     at_a_time = device.clusters_at_a_time(most) if device.max_cluster_blocks >= most else 0
-    sizes = (few, most) if n > at_a_time else (most,)
+    sizes = CLUSTERS if n > at_a_time > 0 else (most,) if at_a_time else (few,)
     found = ((blocks, share) for blocks in sizes if (share := _channel_blocks(excitation, blocks, room)))
     blocks, channel_blocks = next(found, (0, 0))
     if not blocks:
