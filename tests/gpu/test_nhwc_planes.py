@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import cuconv.nn
-from cuconv.algorithms.planes import group_norm, nhwc_group_norm, nhwc_squeeze_excite
+from cuconv.algorithms.planes import nhwc_group_norm, nhwc_squeeze_excite
 from cuconv.algorithms.planes.squeeze_excite import Excitation
 from cuconv.core.activation import NONE, activation_of, named
 from cuconv.nn.formats import HALVES
@@ -89,10 +89,10 @@ def test_group_norms(launched, shape, groups, name, dtype):
 @each_norm
 def test_group_norms_in_clusters_of_every_size(monkeypatch, launched, shape, groups):
     operands = of_norm(torch.float16, shape)
-    truth, sizes = norm_truth(*operands, groups), group_norm.CLUSTERS
+    truth, sizes = norm_truth(*operands, groups), nhwc_group_norm.CLUSTERS
     monkeypatch.setattr(nhwc_group_norm, "LEAST_SLICE", 1)
     for blocks in sizes:
-        monkeypatch.setattr(group_norm, "CLUSTERS", (blocks,))
+        monkeypatch.setattr(nhwc_group_norm, "CLUSTERS", (blocks,))
         assert_rounded_once(normed(*operands, groups), truth, blocks)
     assert [launch.macros["BLOCKS"] for launch in launched] == [*sizes]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd, prod
 from pathlib import Path
@@ -89,9 +88,17 @@ def launch(norm: GroupNorm, device: DeviceSpec) -> Launch:
         raise UnsupportedProblem(f"{norm}: needs the instructions of {HOPPER_ARCH}, {device.name} is {device.arch}")
     n, c, h, w = norm.input_shape
     room = device.shared_bytes_of(RESIDENT) - STATIC_BYTES
-    blocks = cluster_blocks(
-        device, n * norm.groups, norm.size // LEAST_SLICE, lambda blocks: _slice(norm, blocks) * FLOAT_BYTES <= room
+    clusters = [
+        blocks
+        for blocks in CLUSTERS
+        if blocks <= device.max_cluster_blocks and (blocks == 1 or norm.size >= blocks * LEAST_SLICE)
+    ]
+    enough = (
+        blocks
+        for blocks in clusters
+        if n * norm.groups * blocks >= RESIDENT * device.sm_count and _slice(norm, blocks) * FLOAT_BYTES <= room
     )
+    blocks = next(enough, clusters[-1])
     slice_bytes = _slice(norm, blocks) * FLOAT_BYTES
     kept = slice_bytes <= room
     return Launch(
@@ -105,17 +112,6 @@ def launch(norm: GroupNorm, device: DeviceSpec) -> Launch:
         shared_bytes=slice_bytes if kept else 0,
         overlap=device.has_dependent_launch,
     )  # fmt: skip
-
-
-def cluster_blocks(device: DeviceSpec, clusters: int, most: int, fits: Callable[[int], bool]) -> int:
-    """The fewest blocks of a cluster that give each SM RESIDENT blocks, and whose slices fit in shared memory.
-
-    If none do, the most that are allowed. most: the blocks of a cluster that have enough work. fits: whether the slices
-    of so many blocks fit.
-    """
-    allowed = [one for one in CLUSTERS if one == 1 or one <= min(device.max_cluster_blocks, most)]
-    enough = (one for one in allowed if clusters * one >= RESIDENT * device.sm_count and fits(one))
-    return next(enough, allowed[-1])
 
 
 def bits_of(number: float) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cuconv.algorithms.common.limits import HOPPER_ARCH
-from cuconv.algorithms.planes.group_norm import CLUSTERS, RESIDENT, GroupNorm, bits_of, cluster_blocks
+from cuconv.algorithms.planes.group_norm import CLUSTERS, RESIDENT, GroupNorm, bits_of
 from cuconv.algorithms.planes.pixels import MAX_CHANNELS, SECTOR, THREADS, WIDE, part_bytes, rows
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, Argument, Launch
 from cuconv.core.problem import BF16, FLOAT_BYTES, UnsupportedProblem, ceil_div
@@ -27,12 +27,7 @@ def launch(norm: GroupNorm, device: DeviceSpec) -> Launch:
     clusters, (phases, parts) = n * ceil_div(c, channels), rows(channels)
     shared = 2 * (phases + 1) * channels * FLOAT_BYTES  # rows of moments, and the groups' means and scales
     room = device.shared_bytes_of(RESIDENT) - shared
-    blocks = cluster_blocks(
-        device,
-        clusters,
-        h * w * channels // LEAST_SLICE,
-        lambda blocks: part_bytes(ceil_div(h * w, blocks), channels) <= room,
-    )
+    blocks = _cluster_blocks(device, clusters, h * w, channels, room)
     pixels = ceil_div(h * w, blocks)
     kept = part_bytes(pixels, channels) <= room
     arguments: tuple[Argument, ...] = (
@@ -59,6 +54,22 @@ def set_channels(norm: GroupNorm, device: DeviceSpec) -> int:
     ):
         channels *= 2
     return channels
+
+
+def _cluster_blocks(device: DeviceSpec, clusters: int, pixels: int, channels: int, room: int) -> int:
+    """The blocks of a cluster that take the least time, and of several numbers that do, the least.
+
+    The time is that of the waves in which the GPU runs the clusters, each as long as a block's slice, which is written
+    once, and read once if the shared memory has room for it, else twice. No slice is smaller than LEAST_SLICE.
+    """
+
+    def cost(blocks: int) -> int:
+        of_block = ceil_div(pixels, blocks)
+        waves = ceil_div(clusters, max(1, RESIDENT * int(device.clusters_at_a_time(blocks))))
+        return waves * of_block * (2 if part_bytes(of_block, channels) <= room else 3)
+
+    most = min(device.max_cluster_blocks, pixels * channels // LEAST_SLICE)
+    return min((blocks for blocks in CLUSTERS if blocks == 1 or blocks <= most), key=cost)
 
 
 def variants(arch: str) -> list[dict[str, int]]:

@@ -69,7 +69,12 @@ def test_few_images_have_narrow_sets_and_large_clusters():
     found = [sizes((n, 128, 128, 128), 32) for n in (1, 64)]
     assert [of["room"] for _, of in found] == [16, 32]
     assert [launch.macros["BLOCKS"] for launch, _ in found] == [16, 16]  # of 64 images no slice fits in fewer blocks
-    assert sizes((64, 128, 16, 16), 32)[0].macros["BLOCKS"] < 16
+    assert sizes((64, 128, 16, 16), 32)[0].macros["BLOCKS"] == 1
+
+
+def test_clusters_are_not_so_large_that_few_are_left_for_a_second_wave():
+    launch, of = sizes((2, 320, 64, 64), 32)  # 16 clusters, of which 14 run at a time if they have 16 blocks
+    assert of["room"] == 40 and launch.macros["BLOCKS"] == 8
 
 
 @pytest.mark.parametrize(
