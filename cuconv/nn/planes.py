@@ -99,7 +99,7 @@ def _check(input: Tensor) -> None:
     """Raise UnsupportedProblem for tensors that the kernels do not take."""
     is_plain = input.dtype in TYPES and input.dim() == 4 and is_laid_out(input) and not input.is_neg()
     if not is_plain or not is_supported(input) or input.data_ptr() % ALIGNMENT:
-        raise UnsupportedProblem("kernels of planes take images in the format of their type, from 16 bytes to 16 bytes")
+        raise UnsupportedProblem("kernels of planes take images in the format of their type, aligned to 16 bytes")
 
 
 class FrozenExcitation(Layers):

@@ -12,8 +12,8 @@ constexpr int VECTOR = 8;
 
 // The vectors of a thread. Strides are in vectors.
 struct Pixels {
-    int vector, phase, count;  // the thread's vector and first pixel, and its number of pixels
-    int64 first, step;         // its first vector in the tensor, and from one to the next
+    int vector, phase, count;   // the thread's vector of a pixel, its first pixel, and its number of pixels
+    int64 first, step;          // its first vector in the tensor, and the stride from one to the next
     int kept_first, kept_step;  // the same in shared memory
 
     // vectors, there: vectors of a pixel in the part, and those of them that the image has. row: vectors of a pixel of
@@ -27,8 +27,8 @@ struct Pixels {
           kept_first(phase * vectors + vector),
           kept_step(phases * vectors) {}
 
-    // Calls use(values) for each of the thread's vectors, and keeps them in shared memory where `kept` is not
-    // null. The loads of BATCH vectors are under way together.
+    // Calls use(values) for each of the thread's vectors, and keeps them in shared memory where `kept` is not null. The
+    // loads of BATCH vectors are under way together.
     template <int BATCH, class Use>
     __device__ __forceinline__ void read(const uint4* from, uint4* kept, const Use& use) const {
         from += first, kept += kept ? kept_first : 0;
