@@ -1,9 +1,9 @@
 """The constants of the algorithms' cost models: a file for each precision with a section for each algorithm.
 
-The files are costs.toml, costs_tf32.toml and, for tensors in channels last, costs_fp16.toml. `python -m harness tune`
-fits the constants and writes the files. An algorithm declares its constants as a frozen dataclass of floats and
-makes every field by `constant`. A new algorithm starts with a section of guesses, written by hand, for each of its
-precisions; the fit starts from them.
+The files are costs.toml and costs_tf32.toml, and for tensors in channels last costs_fp16.toml and
+costs_tf32_channels_last.toml. `python -m harness tune` fits the constants and writes the files. An algorithm declares
+its constants as a frozen dataclass of floats and makes every field by `constant`. A new algorithm starts with a section
+of guesses, written by hand, for each of its precisions; the fit starts from them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ from cuconv.core.problem import BF16, FP16, FP32, TF32, TF32_LAST
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_LAST = "costs_fp16.toml"  # all kernels for channels last share it: they count in bytes
-_FILES = {FP32: "costs.toml", TF32: "costs_tf32.toml", FP16: _LAST, BF16: _LAST, TF32_LAST: _LAST}
+_FILES = {
+    FP32: "costs.toml",
+    TF32: "costs_tf32.toml",
+    TF32_LAST: "costs_tf32_channels_last.toml",
+    FP16: "costs_fp16.toml",
+    BF16: "costs_fp16.toml",
+}
 PATHS = {precision: Path(__file__).with_name(name) for precision, name in _FILES.items()}
 
 MAX_CONSTANT = sys.float_info.max  # microseconds; larger integers are no float

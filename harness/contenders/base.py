@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from cuconv.core.problem import ConvProblem
+from cuconv.core.problem import TF32_LAST, ConvProblem
 from harness import variables
 from harness.contenders.registry import NHWC, PROVIDERS
 from harness.errors import UserError
@@ -65,6 +65,7 @@ PLAIN = Layout()
 LAYOUTS: dict[str, tuple[Layout, ...]] = {
     FP32: (PLAIN, Layout(channels_last=True)),
     TF32: (PLAIN, Layout(channels_last=True)),
+    TF32_LAST: (PLAIN, Layout(channels_last=True)),
     FP16: (Layout(torch.float16), Layout(torch.float16, channels_last=True)),
     BF16: (Layout(torch.bfloat16), Layout(torch.bfloat16, channels_last=True)),
 }

@@ -50,9 +50,7 @@ class Contender(base.Contender):
 
 def laid_out(operands: Operands, precision: str) -> Operands:
     """The tensors as cuConv takes them in the precision of a problem: NCHW in float32, channels last in others."""
-    if precision in CHANNELS_LAST:
-        return operands.laid_out(LAYOUTS[TF32 if precision == TF32_LAST else precision][-1])
-    return operands.laid_out(LAYOUTS[precision][0])
+    return operands.laid_out(LAYOUTS[precision][-1 if precision in CHANNELS_LAST else 0])
 
 
 def _prepare(algorithm: str, problem: ConvProblem, operands: Operands, precision: str) -> Prepared:

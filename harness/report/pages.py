@@ -181,6 +181,15 @@ def _sweep(results: Results, plots: str, name: str) -> str:
     ])  # fmt: skip
 
 
+def _sweep_in_half(results: Results, plots: str, name: str) -> str:
+    """The speedups of another sweep of the same device in FP16, by batch and filter size."""
+    other = results.beside(name)
+    table = in_channels_last(other, FP16) if other else ""
+    if other is None or not table:
+        return f"The sweep {name} was not measured in FP16 on {results.device}."
+    return _beside(other, table, (FP16,), (FP16,))
+
+
 def _random(results: Results, plots: str) -> str:
     """How fast auto is on layers that a seed draws, and how well it chooses there, where they were measured."""
     other = results.beside(RANDOM)
@@ -226,6 +235,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "headline": lambda results, plots: _headline(results),
     "standing": _standing,
     "sweep": _sweep,
+    "sweep_in_half": _sweep_in_half,
     "algorithm": lambda results, plots, *which: _algorithm(results, *which),
     "random": _random,
     "choice": lambda results, plots: choice_table(results),
@@ -257,6 +267,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "algorithm": (tuple(named()), SWEEPS),
     "counters": (tuple(named()),),
     "sweep": (SWEEPS,),
+    "sweep_in_half": (SWEEPS,),
 }
 
 

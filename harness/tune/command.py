@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from cuconv.core.problem import TF32_LAST
 from cuconv.device import device_spec
 from harness import command
 from harness.cases.catalogue import load_sweep
@@ -15,7 +16,7 @@ from harness.tune import candidates, costs_file
 from harness.tune.costs_file import CSV
 
 # Under results/DEVICE, for the candidates of each precision; BF16 has the constants of FP16.
-FOLDERS = {FP32: "tune", TF32: "tune-tf32", FP16: "tune-fp16"}
+FOLDERS = {FP32: "tune", TF32: "tune-tf32", TF32_LAST: "tune-tf32-channels-last", FP16: "tune-fp16"}
 MINUTES = 4.0
 
 
@@ -37,7 +38,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--minutes", type=float, default=MINUTES, help=f"time for measuring (default: {MINUTES:g})")
     add("--seed", type=int, default=0, help="of the data, the order of the cases and the hold-out (default: 0)")
-    add("--out", type=command.folder, help="results folder (default: results/DEVICE/tune, tune-tf32 or tune-fp16)")
+    add("--out", type=command.folder, help="results folder (default: results/DEVICE/tune or tune-PRECISION)")
     add("--add", action="store_true", help="keep the folder's rows of other cases, of the same kind of GPU")
     add("--fit-only", action="store_true", help="fit to the rows that the folder has; needs no GPU")
 

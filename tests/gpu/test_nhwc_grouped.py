@@ -26,12 +26,15 @@ def grouped(n, groups, channels, h, w, kh, kw, pad_h, pad_w, **more):
     return ConvProblem(n, c, h, w, c, kh, kw, pad_h, pad_w, groups=groups, **more)
 
 
-# Groups of 8, 16 and 32 channels that fill channel blocks, and that do not; an odd and an even number of filter
+# Groups of 2, 4, 8, 16 and 32 channels that fill channel blocks, and that do not; an odd and an even number of filter
 # positions; planes that no tile divides, and of one row, column or pixel; filters larger than the image, and long ones;
 # strides and dilations that differ; windows of which only one fits in shared memory.
 PROBLEMS = [
     grouped(2, 3, 8, 13, 9, 3, 3, 1, 1),
     grouped(1, 32, 8, 28, 28, 3, 3, 1, 1),
+    grouped(2, 32, 4, 19, 23, 3, 3, 1, 1, stride_h=2, stride_w=2),
+    grouped(3, 6, 4, 9, 11, 5, 2, 2, 1),
+    grouped(1, 20, 2, 31, 17, 3, 3, 1, 2, dilation_h=2, dilation_w=2),
     grouped(3, 32, 16, 15, 14, 3, 3, 1, 1, stride_h=2, stride_w=2),
     grouped(1, 5, 16, 37, 45, 3, 3, 0, 2),
     grouped(5, 3, 32, 7, 7, 3, 3, 1, 1),
@@ -72,10 +75,12 @@ def test_sums_that_overflow_and_small_ones(precision):
 
 
 @each_half
-def test_numbers_that_are_not_finite_stay_in_their_group(precision):
-    problem = in_precision(PROBLEMS[0], precision)
+@pytest.mark.parametrize("problem", PROBLEMS[:5], ids=lambda problem: problem.label)
+def test_numbers_that_are_not_finite_stay_in_their_group(problem, precision):
+    problem = in_precision(problem, precision)
     x, weight = tensors(problem)
-    x[0, 3, 4, 4], x[1, 17, 0, 0] = torch.nan, torch.inf
+    x[0, 3, 4, 4], x[-1, 17, 0, 0] = torch.nan, torch.inf
+    weight[9, 0, 1, 1], weight[-1, -1, 0, 0] = -torch.inf, torch.nan
     out = cuconv.conv2d(x, weight, **problem.geometry, algorithm="nhwc_grouped")
     assert_rounded_once(out, reference.conv2d(x, weight, **problem.geometry))
     assert out[0, :8].isnan().any() and not out[0, 8:].isnan().any() and out[1, :16].isfinite().all()

@@ -1,5 +1,5 @@
-// Convolution with groups of 8, 16 or 32 channels, and as many filters, of channels-last tensors in FP16 or BF16: by
-// mma.sync, with FP32 sums that are rounded once.
+// Convolution with groups of 2 to 32 channels, a power of two, and as many filters, of channels-last tensors in FP16 or
+// BF16: by mma.sync, with FP32 sums that are rounded once.
 //
 // A vector is eight channels of a pixel, 16 bytes. A block has a channel block of VECTORS vectors, which are whole groups,
 // and keeps their weights in shared memory, [filter][filter position][channel of the group]. It computes tiles of the
@@ -11,9 +11,13 @@
 // multiplies two chunks of 16 pixels with those of eight filters. A warp computes the filters of a group for M_TILES * 16
 // pixels of a tile at a time; the warps of a block share the groups, and if they are more, the pixels.
 //
+// Groups of 2 or 4 channels share a vector: their weights are filled up with zeros to those of one group of 8. A zero times
+// a NaN or an infinity of another group is a NaN. So a sum that is not finite is added up once more, of its group alone.
+//
 // BF16     1 for BF16, 0 for FP16
 // VECTORS  vectors of a channel block: 8 or 4
 // CHUNKS   vectors of a group: 1, 2 or 4
+// SHARED   1 where groups share a vector; then CHUNKS is 1
 //
 // Every argument behind the tensor map has eight bytes. by_X packs the division by X (divider.cuh). paired: whether output
 // and residual are read and written by pairs. weights_early: whether the weights may be read before the kernel ahead ends.
@@ -37,6 +41,16 @@ __device__ __forceinline__ int place_of(int pixel, int vector) {
 // cp.async: starts to copy a vector to shared memory, so that a thread does not wait for each of its copies.
 __device__ __forceinline__ void copy_vector(uint4* to, const uint4* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+// A vector of zeros but for `count` elements from the `first` on, both even.
+__device__ __forceinline__ uint4 spread(const Element* from, int first, int count) {
+    unsigned words[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int at = i * 2 - first;
+        if (at >= 0 && at < count) words[i] = *reinterpret_cast<const unsigned*>(from + at);
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
 }
 // Waits for the thread's copies.
 __device__ __forceinline__ void wait_for_vectors() { asm volatile("cp.async.wait_all;" ::: "memory"); }
@@ -110,6 +124,22 @@ __device__ __forceinline__ void add_products(float (&sums)[M_TILES][CHUNKS][4], 
     }
 }
 
+// The sum of the products of `count` channels of a vector, from the `first` on, for the pixel whose window starts at the
+// window's pixel `start`. weights: those of a filter. Rare, so not inlined.
+__device__ __noinline__ float plain_sum(unsigned stage, int start, const int* offsets, int taps, int vector,
+                                        const Element* weights, int first, int count) {
+    float sum = 0.0f;
+    for (int tap = 0; tap < taps; ++tap)
+        for (int i = first; i < first + count; ++i) {
+            Element pixel;
+            asm volatile("ld.shared.u16 %0, [%1];"
+                         : "=h"(pixel)
+                         : "r"(stage + place_of(start + offsets[tap], vector) + i * (int)sizeof(Element)));
+            sum = fmaf(value_of(pixel), value_of(weights[tap * VECTOR + i]), sum);
+        }
+    return sum;
+}
+
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     nhwc_grouped(const __grid_constant__ TensorMap input, const Element* weight, const Element* bias,
                  const Element* residual, Element* output, int64 output_stride, int64 channels, int64 out_h, int64 out_w,
@@ -117,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                  int64 dilation_h, int64 dilation_w, int64 tiles, int64 tiles_down, int64 by_tiles_down,
                  int64 tiles_along, int64 by_tiles_along, int64 tile_rows, int64 log_columns, int64 window_rows,
                  int64 window_columns, int64 channel_blocks, int64 by_channel_blocks, int64 stages, int64 activation,
-                 int64 numbers, int64 paired, int64 weights_early) {
+                 int64 numbers, int64 paired, int64 weights_early, int64 group_channels) {
     extern __shared__ __align__(STAGE_ALIGNMENT) unsigned char shared[];
     const int taps = (int)(kernel_h * kernel_w), columns = 1 << (int)log_columns;
     const int tile_pixels = (int)tile_rows << (int)log_columns;
@@ -158,9 +188,15 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     if (!weights_early) begin();
     const int filters = min(VECTORS * VECTOR, (int)channels - first_channel);
     const uint4* const from = reinterpret_cast<const uint4*>(weight) + (int64)first_channel * filter_vectors;
+    [[maybe_unused]] const int of_group = (int)group_channels;
     for (int i = threadIdx.x; i < filters * filter_vectors; i += blockDim.x) {
         const int filter = i / filter_vectors;
-        copy_vector(weights + filter * pitch + i - filter * filter_vectors, from + i);
+        uint4* const to = weights + filter * pitch + i - filter * filter_vectors;
+        if (SHARED)
+            *to = spread(weight + ((int64)first_channel * taps + i) * of_group, filter % VECTOR / of_group * of_group,
+                         of_group);
+        else
+            copy_vector(to, from + i);
     }
     for (int tap = threadIdx.x; tap < taps; tap += blockDim.x)
         offsets[tap] = tap / (int)kernel_w * (int)(dilation_h * window_columns) + tap % (int)kernel_w * (int)dilation_w;
@@ -181,6 +217,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             biases[n][0] = value_of(bias[channel + n * VECTOR]), biases[n][1] = value_of(bias[channel + n * VECTOR + 1]);
         }
 
+    const auto start_of = [&](int pixel) {  // the first pixel of the window that a pixel of a tile reads
+        return (pixel >> (int)log_columns) * (int)(stride_h * window_columns) + (pixel & (columns - 1)) * (int)stride_w;
+    };
     int stage = 0, phase = 0;
     for (unsigned index = first; index < tiles; index += step) {
         const Tile tile = tile_at[index];
@@ -190,14 +229,24 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             int starts[M_TILES];
 #pragma unroll
             for (int i = 0; i < M_TILES; ++i) {
-                const int pixel = min(start + i * MMA_PIXELS + lane % 16, tile_pixels - 1);
-                starts[i] = (pixel >> (int)log_columns) * (int)(stride_h * window_columns) +
-                            (pixel & (columns - 1)) * (int)stride_w;
+                starts[i] = start_of(min(start + i * MMA_PIXELS + lane % 16, tile_pixels - 1));
             }
             float sums[M_TILES][CHUNKS][4] = {};
             __syncwarp();
             add_products(sums, shared_address(shared) + stage * stage_bytes, starts, offsets, taps, vector, own_weights,
                          pitch * 4);
+#if SHARED
+#pragma unroll
+            for (int i = 0; i < M_TILES * 4; ++i) {
+                float& sum = sums[i / 4][0][i % 4];
+                if (isfinite(sum)) continue;
+                const int pixel = min(start + i / 4 * MMA_PIXELS + i % 4 / 2 * 8 + lane / 4, tile_pixels - 1);
+                const int filter = lane % 4 * 2 + i % 2;
+                const uint4* const of_filter = weights + (vector * VECTOR + filter) * pitch;
+                sum = plain_sum(shared_address(shared) + stage * stage_bytes, start_of(pixel), offsets, taps, vector,
+                                reinterpret_cast<const Element*>(of_filter), filter / of_group * of_group, of_group);
+            }
+#endif
             // The output's pixel of the sums in a row of a matrix, above or below, or -1 where there is none
             const auto pixel_of = [&](int i, int below) -> int64 {
                 const int pixel = start + i * MMA_PIXELS + below * 8 + lane / 4;

@@ -24,13 +24,14 @@ from cuconv.core.launch import BIAS, OUTPUT, RESIDUAL, WEIGHT, Launch
 from cuconv.core.problem import BF16, FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import REGISTERS_PER_SM, THREADS_PER_SM, DeviceSpec
 
-GROUP_CHANNELS = (8, 16, 32)
+GROUP_CHANNELS = (2, 4, 8, 16, 32)
 VECTORS = (8, 4)  # a channel block has so many: a row of the swizzle's 128 or 64 bytes
 THREADS = (256, 128)
 TILE_COLUMNS, TILE_PIXELS = (8, 16, 32), (64, 128, 256)
 MMA_PIXELS = 16
 M_TILES = {1: 4, 2: 2, 4: 2}  # a warp's, by the vectors of a group
-REGISTERS = {1: 64, 2: 64, 4: 104}  # per thread, at most, by the vectors of a group
+# The most registers per thread, by the vectors of a group, and whether groups share one.
+REGISTERS = {(1, 0): 64, (2, 0): 64, (4, 0): 104, (1, 1): 80}
 MAX_STAGES = 4
 STAGE_ALIGNMENT = 1024  # bytes, after which the swizzle repeats
 MAX_TAPS = 1024
@@ -99,18 +100,18 @@ class Config:
 
 
 class NhwcGrouped(FusesAll[Config, Costs]):
-    """Groups of 8, 16 or 32 channels, and as many filters, in half precision and channels last."""
+    """Groups of 2 to 32 channels, and as many filters, in half precision and channels last."""
 
     source = Path(__file__).with_suffix(".cu")
-    summary = "Groups of 8, 16 or 32 channels in half precision and channels last, by mma.sync."
+    summary = "Groups of 2 to 32 channels in half precision and channels last, by mma.sync."
     costs_type = Costs
 
     def variants(self, arch: str) -> list[Macros]:
         """All kernel variants; none without Hopper, for which alone they are written."""
         if arch != HOPPER_ARCH:
             return []
-        forms = product(VECTORS, GROUP_CHANNELS, (0, 1))
-        return [_macros(vectors, channels) | {BF16_MACRO: bf16} for vectors, channels, bf16 in forms]
+        forms = product(VECTORS, REGISTERS, (0, 1))
+        return [_macros(vectors, *form) | {BF16_MACRO: bf16} for vectors, form, bf16 in forms]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """Tiles of every shape and size; raises UnsupportedProblem where there is none."""
@@ -127,7 +128,7 @@ class NhwcGrouped(FusesAll[Config, Costs]):
         Behind the first copy five times overlap: the latency of a block's tiles, the products, the stores and the
         copies of an SM, and device memory. A tile takes as long as its copy where the ring hides less than that.
         """
-        p, tile, chunks = problem, config.tile, problem.group_channels // VECTOR_CHANNELS
+        p, tile, chunks = problem, config.tile, _chunks(problem)
         groups = config.vectors // chunks
         weights = costs.weights * VECTOR_CHANNELS * config.vectors * p.filter_area * chunks / config.threads / 2**4
         pixels, steps = tile.rows * tile.columns, ceil_div(p.filter_area * chunks, 2)
@@ -160,16 +161,26 @@ class NhwcGrouped(FusesAll[Config, Costs]):
             images * down * along, down, packed_divisor(down), along, packed_divisor(along),
             tile.rows, tile.columns.bit_length() - 1, tile.window_rows, tile.window_columns,
             config.channel_blocks, packed_divisor(config.channel_blocks), config.stages,
-            *options.activation_arguments, int(paired), int(options.packed),
+            *options.activation_arguments, int(paired), int(options.packed), p.group_channels,
         )  # fmt: skip
-        macros = _macros(config.vectors, p.group_channels) | {BF16_MACRO: int(p.precision == BF16)}
+        macros = _macros(config.vectors, *_form(p)) | {BF16_MACRO: int(p.precision == BF16)}
         grid, shared = (config.blocks, config.threads), config.shared_bytes
         return (Launch(self.source, macros, self.name, *grid, arguments, shared, overlap=options.overlap),)
 
 
-def _macros(vectors: int, group_channels: int) -> Macros:
+def _macros(vectors: int, chunks: int, shared: int) -> Macros:
     """The macros of a kernel variant, without that of the element."""
-    return {"VECTORS": vectors, "CHUNKS": group_channels // VECTOR_CHANNELS}
+    return {"VECTORS": vectors, "CHUNKS": chunks, "SHARED": shared}
+
+
+def _form(problem: ConvProblem) -> tuple[int, int]:
+    """The vectors of a group, and whether groups share one."""
+    return _chunks(problem), int(problem.group_channels < VECTOR_CHANNELS)
+
+
+def _chunks(problem: ConvProblem) -> int:
+    """The vectors of a group; 1 where groups share one."""
+    return ceil_div(problem.group_channels, VECTOR_CHANNELS)
 
 
 def _tile(problem: ConvProblem, pixels: int, columns: int) -> Tile | None:
@@ -182,13 +193,12 @@ def _tile(problem: ConvProblem, pixels: int, columns: int) -> Tile | None:
 
 def _has_warps(problem: ConvProblem, vectors: int, threads: int) -> bool:
     """Whether a block has a warp for each of its groups, which are whole."""
-    chunks = problem.group_channels // VECTOR_CHANNELS
-    return threads // 32 * chunks >= vectors
+    return threads // 32 * _chunks(problem) >= vectors
 
 
 def _fixed_bytes(problem: ConvProblem, vectors: int) -> int:
     """Shared memory for weights and the places of filter positions, in bytes."""
-    pitch = problem.filter_area * problem.group_channels // VECTOR_CHANNELS | 1
+    pitch = problem.filter_area * _chunks(problem) | 1
     return VECTOR_BYTES * VECTOR_CHANNELS * vectors * pitch + FLOAT_BYTES * problem.filter_area
 
 
@@ -201,7 +211,7 @@ def _config(problem: ConvProblem, device: DeviceSpec, tile: Tile, vectors: int, 
 
     if fits(1) < 1:
         return None
-    registers = REGISTERS[problem.group_channels // VECTOR_CHANNELS]
+    registers = REGISTERS[_form(problem)]
     most = min(THREADS_PER_SM, REGISTERS_PER_SM // registers) // threads
     resident = next((blocks for blocks in range(most, 1, -1) if fits(blocks) >= 2), 1)
     channel_blocks, tiles = ceil_div(problem.c, VECTOR_CHANNELS * vectors), prod(tile.counts(problem))
@@ -220,5 +230,9 @@ def _check(problem: ConvProblem) -> None:
         raise UnsupportedProblem(
             f"{p.label}: nhwc_grouped computes groups of {', '.join(map(str, GROUP_CHANNELS))} channels, and as many "
             "filters"
+        )
+    if p.c % VECTOR_CHANNELS:
+        raise UnsupportedProblem(
+            f"{p.label}: nhwc_grouped computes a multiple of {VECTOR_CHANNELS} channels, not {p.c}"
         )
     check_window_sizes(p, "nhwc_grouped", MAX_TAPS)

@@ -140,7 +140,7 @@ def test_branches_are_written_to_their_place(on_a_gpu):
 
 @torch.no_grad()
 def test_the_report_says_why_a_layer_is_left(on_a_gpu):
-    model = nn.Sequential(nn.Conv2d(8, 8, 3, groups=2), nn.Conv2d(8, 8, 1, stride=9), nn.Conv2d(8, 4, 1))
+    model = nn.Sequential(nn.Conv2d(8, 16, 3, groups=2), nn.Conv2d(16, 8, 1, stride=9), nn.Conv2d(8, 4, 1))
     _, report = cuconv.nn.convert(model.eval().half(), torch.randn(1, 8, 24, 24).half())
     assert [row.name for row in report.replaced] == ["2"]
     assert "groups" in report.left[0].reason and "strides" in report.left[1].reason

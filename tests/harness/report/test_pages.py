@@ -140,6 +140,7 @@ NUMBERS = {  # by marker: what its table has of ROWS, and what is to run where n
     "latency_sizes": ["python -m harness latency"],
     "latency_starts": ["python -m harness latency"],
     "sweep strided": ["The sweep strided was not measured on"],
+    "sweep_in_half strided": ["The sweep strided was not measured in FP16 on"],
     "random": ["The sweep random was not measured on"],
     "algorithm depthwise grouped": ["The sweep grouped was not measured on"],
 }

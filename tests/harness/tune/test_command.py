@@ -119,7 +119,10 @@ def test_candidates_are_written_with_what_they_depend_on(made_up_gpu, tmp_path, 
     assert commands(tmp_path / "new") == [typed, f"{typed} --add"]
 
 
-@pytest.mark.parametrize(("precision", "folder"), [("fp32", "tune"), ("tf32", "tune-tf32")])
+@pytest.mark.parametrize(
+    ("precision", "folder"),
+    [("fp32", "tune"), ("tf32", "tune-tf32"), ("tf32_channels_last", "tune-tf32-channels-last")],
+)
 def test_each_section_of_the_constants_tells_its_rows(precision, folder):
     frame = candidates.read(environment.ROOT / "results" / "nvidia-h200" / folder / "candidates.csv.gz")
     text = costs.PATHS[precision].read_text()

@@ -120,7 +120,7 @@ def odd_attributes():
 
 
 def many_rows():
-    """A filter that no algorithm of cuConv computes."""
+    """A filter of many more rows than the image has."""
     return nn.Sequential(nn.Conv2d(4, 3, (40, 3), (2, 1), (20, 1)), nn.ReLU()).eval()
 
 
