@@ -23,6 +23,7 @@ from cuconv.nn.folded import Folded
 from cuconv.nn.fusions import decompositions, fold
 from cuconv.nn.layout import keep_interpolation, keep_strides
 from cuconv.nn.operator import check_precision
+from cuconv.nn.planes import keep_group_norms
 from cuconv.nn.traced import BATCH_NORM
 
 OPTIONS = ("freeze", "precision")
@@ -59,6 +60,7 @@ def cuconv(
         return forward
     constant = _are_constant(graph, inputs) if freeze else [False] * len(inputs)
     keep_interpolation(graph.graph)
+    keep_group_norms(graph.graph)
     keep_strides(graph.graph)
     graph.recompile()
     folded: list[Folded] = []

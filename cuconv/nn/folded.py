@@ -7,7 +7,7 @@ import copy
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cuconv.algorithms.planes import group_norm, squeeze_excite
 from cuconv.core.activation import NONE, RELU
 from cuconv.core.launch import KernelVariant
 from cuconv.nn.dispatch import inside
@@ -27,7 +26,7 @@ from cuconv.nn.fusions import fully_connected
 from cuconv.nn.nodes import Node, Operands, joined
 from cuconv.nn.operator import CONV2D, recorded
 from cuconv.nn.padding import in_pairs
-from cuconv.nn.planes import PLAIN, FrozenExcitation, excited, group_normed
+from cuconv.nn.planes import PLAIN, FrozenExcitation, excited, plane_kernels
 from cuconv.nn.pool_call import pool_kernels
 from cuconv.nn.pooling import max_pool2d
 from cuconv.nn.report import Converted
@@ -112,14 +111,10 @@ class Folded:
             self._forward(attributes, *(mode.from_tensor(one) if isinstance(one, Tensor) else one for one in inputs))
         return calls
 
-    def kernels(self, types: Iterable[torch.dtype], arch: str) -> list[KernelVariant]:
+    def kernels(self, types: Collection[torch.dtype], arch: str) -> list[KernelVariant]:
         """The kernel variants of a call that computes tensors of these types, beside those of convolutions."""
-        of_planes = {group_normed: group_norm, FrozenExcitation: squeeze_excite}
-        found = [kernel for kind, kernel in of_planes.items() if kind in self._called]
-        variants = [
-            KernelVariant.of(kernel.SOURCE, arch, macros) for kernel in found for macros in kernel.variants(arch)
-        ]
-        return variants + (pool_kernels(types, arch) if max_pool2d in self._called else [])
+        of_pools = pool_kernels(types, arch) if max_pool2d in self._called else []
+        return plane_kernels(self._called, types, arch) + of_pools
 
     def rows(self, names: dict[int, str]) -> Iterator[Converted]:
         """A row of the report for each layer, of each model or part that has called the graph.
@@ -312,16 +307,15 @@ class _Frozen:
         """Let one kernel compute a squeeze and excitation."""
         if (parts := excited(node)) is None:
             return
-        images, *nodes = parts
+        images, nodes, means = parts
         layers = [self._layers[str(one.target)] for one in nodes]
         plain = [one for one in layers if type(one) is FrozenConv2d and one.geometry == PLAIN]
         if len(plain) < len(layers):
             return
-        means = nodes[0].args[0]
         self._call(node, FrozenExcitation(*plain), (images,))
         for one in reversed(nodes):
             del self._layers[str(one.target)]
-        for one in (*reversed(nodes), means):
+        for one in (*reversed(nodes), *means):
             node.graph.erase_node(one)
 
     def _call(self, node: Node, layer: FrozenConv2d | Layers, inputs: tuple[Any, ...]) -> None:

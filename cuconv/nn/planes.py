@@ -1,36 +1,39 @@
-"""Group normalisation, and squeeze and excitation, of images in float32 in graphs: each is one kernel.
+"""Group normalisation, and squeeze and excitation, of images in graphs: each is one kernel, in every type of cuConv's.
 
 Torch computes the rest.
 """
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Collection
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from cuconv.algorithms.planes import group_norm, squeeze_excite
+from cuconv.algorithms.planes import group_norm, nhwc_group_norm, nhwc_squeeze_excite, squeeze_excite
 from cuconv.algorithms.planes.group_norm import GroupNorm
 from cuconv.algorithms.planes.squeeze_excite import Excitation
 from cuconv.call_cache import ALIGNMENT
 from cuconv.core.activation import NONE, Activation, named
-from cuconv.core.problem import FP32, UnsupportedProblem
+from cuconv.core.launch import KernelVariant
+from cuconv.core.problem import BF16, FP32, UnsupportedProblem
 from cuconv.device import DeviceSpec
 from cuconv.nn import limits
 from cuconv.nn.activated import activated, activation_in
-from cuconv.nn.formats import is_laid_out
+from cuconv.nn.formats import HALVES, TYPES, empty, is_laid_out, laid_out, precision_of
 from cuconv.nn.frozen import FrozenConv2d, Layers, Tensors, runs_now
 from cuconv.nn.kernel_call import Planned, called
-from cuconv.nn.layout import is_laid_out_in_example
-from cuconv.nn.nodes import Node, kind_of, only_user
+from cuconv.nn.layout import hint
+from cuconv.nn.nodes import Node, kind_of, laid_out_node, only_user
 from cuconv.nn.operator import is_supported
 
 aten = torch.ops.aten
 PLAIN = ((1, 1), (0, 0), (1, 1), 1)  # stride, padding, dilation and groups of a matrix product
 MEANS = ([2, 3], [3, 2], [-1, -2], [-2, -1])  # the axes of a plane
+PARAMETERS = ("input", "num_groups", "weight", "bias", "eps")  # of torch.nn.functional.group_norm
+DEFAULTS: dict[str, Any] = {"weight": None, "bias": None, "eps": 1e-5}
 
 
 def group_normed(
@@ -42,14 +45,34 @@ def group_normed(
     activation: str,
     numbers: list[float],
 ) -> Tensor:
-    """activation(group_norm(input)) for images (N, C, H, W) and a weight and a bias (C,)."""
+    """activation(group_norm(input)) for images (N, C, H, W), and a weight and a bias (C,), where there are any."""
     function = named(activation, *numbers)
     if runs_now(input):
         try:
             return _group_normed(input, weight, bias, (groups, epsilon, function))
         except UnsupportedProblem:
             pass
-    return activated(F.group_norm(input, groups, weight, bias, epsilon), function)
+    return activated(_normed(input, weight, bias, groups, epsilon), function)
+
+
+def _normed(input: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, epsilon: float) -> Tensor:
+    """torch's group normalisation, whose output has the memory format of its type."""
+    return laid_out(F.group_norm(input, groups, weight, bias, epsilon))
+
+
+def _fake(input: Tensor, *_: Any) -> Tensor:
+    """The output of a group normalisation without data."""
+    return empty(input.shape, input)
+
+
+_library = torch.library.Library("cuconv", "FRAGMENT")
+_library.define(
+    "group_norm(Tensor input, Tensor? weight, Tensor? bias, int groups, float epsilon) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.impl("group_norm", _normed, "CompositeExplicitAutograd")
+torch.library.register_fake("cuconv::group_norm", _fake, lib=_library)
+GROUP_NORM = torch.ops.cuconv.group_norm.default
 
 
 def _group_normed(
@@ -61,9 +84,12 @@ def _group_normed(
     if any(one.dtype != input.dtype or one.device != input.device or not one.is_contiguous() for one in of_channels):
         raise UnsupportedProblem("the weight or the bias of a group normalisation is not like its input")
 
+    is_half, precision = input.dtype in HALVES, precision_of(input, FP32)
+
     def planned(device: DeviceSpec) -> Planned:
-        norm = GroupNorm((*input.shape,), *options)
-        return Planned(group_norm.launch(norm, device), norm.input_shape, FP32, False)
+        norm = GroupNorm((*input.shape,), *options, precision)
+        launch = (nhwc_group_norm if is_half else group_norm).launch(norm, device)
+        return Planned(launch, norm.input_shape, precision, is_half)
 
     addresses = (0 if one is None else one.data_ptr() for one in (weight, bias))
     return called(("group_norm", *options), planned, input, *addresses)
@@ -71,9 +97,9 @@ def _group_normed(
 
 def _check(input: Tensor) -> None:
     """Raise UnsupportedProblem for tensors that the kernels do not take."""
-    is_plain = input.dtype == torch.float32 and input.dim() == 4 and is_laid_out(input) and not input.is_neg()
+    is_plain = input.dtype in TYPES and input.dim() == 4 and is_laid_out(input) and not input.is_neg()
     if not is_plain or not is_supported(input) or input.data_ptr() % ALIGNMENT:
-        raise UnsupportedProblem("kernels of planes take contiguous float32 that starts at a multiple of 16 bytes")
+        raise UnsupportedProblem("kernels of planes take images in the format of their type, aligned to 16 bytes")
 
 
 class FrozenExcitation(Layers):
@@ -81,7 +107,7 @@ class FrozenExcitation(Layers):
 
     def __init__(self, first: FrozenConv2d, second: FrozenConv2d):
         super().__init__([first, second])
-        self._packed: tuple[Tensor, Tensor] | None = None  # weights and biases of both
+        self._packed: tuple[Tensor, Tensor] | None = None  # weights and biases of both, in float32
 
     def bind(self, tensors: Tensors) -> None:
         """Take the weights as they are now, and put those of both layers together, as the kernel takes them."""
@@ -91,7 +117,7 @@ class FrozenExcitation(Layers):
             layer.weight.new_zeros(layer.weight.shape[0]) if layer.bias is None else layer.bias
             for layer in self.convolutions
         ]
-        self._packed = torch.cat([first.t().reshape(-1), second.reshape(-1)]), torch.cat(biases)
+        self._packed = torch.cat([first.t().reshape(-1), second.reshape(-1)]).float(), torch.cat(biases).float()
 
     @property
     def packed_bytes(self) -> int:
@@ -117,9 +143,12 @@ class FrozenExcitation(Layers):
         if (input.shape[1], *options[:1]) != (second.weight.shape[0], second.weight.shape[1]):
             raise UnsupportedProblem("the layers have other channels than the images")
 
+        is_half, precision = input.dtype in HALVES, precision_of(input, FP32)
+
         def planned(device: DeviceSpec) -> Planned:
-            excitation = Excitation((*input.shape,), *options)
-            return Planned(squeeze_excite.launch(excitation, device), excitation.input_shape, FP32, False)
+            excitation = Excitation((*input.shape,), *options, precision)
+            launch = (nhwc_squeeze_excite if is_half else squeeze_excite).launch(excitation, device)
+            return Planned(launch, excitation.input_shape, precision, is_half)
 
         assert self._packed is not None, "layers are bound before they are called"
         return called(("squeeze_excite", *options), planned, input, *map(Tensor.data_ptr, self._packed))
@@ -129,49 +158,89 @@ class FrozenExcitation(Layers):
         return {**self.__dict__, "_packed": None}
 
 
+def plane_kernels(called: set[Any], types: Collection[torch.dtype], arch: str) -> list[KernelVariant]:
+    """The kernel variants for tensors of these types, of a graph that calls some functions and kinds of layers."""
+    halves = [int(HALVES[dtype] == BF16) for dtype in types if dtype in HALVES]
+    of_kinds = {group_normed: (group_norm, nhwc_group_norm), FrozenExcitation: (squeeze_excite, nhwc_squeeze_excite)}
+    found = []
+    for plain, half in (of_kinds[kind] for kind in of_kinds if kind in called):
+        found += [(plain.SOURCE, macros) for macros in plain.variants(arch) if torch.float32 in types]
+        found += [(half.SOURCE, macros) for macros in half.variants(arch) if macros["BF16"] in halves]
+    return [KernelVariant.of(source, arch, macros) for source, macros in found]
+
+
+def keep_group_norms(graph: fx.Graph) -> None:
+    """Make each group normalisation in dynamo's graph one operator, whose output has the memory format of its type.
+
+    Torch's own output is contiguous on GPUs: AOTAutograd would copy channels-last images ahead of it and behind it, and
+    trace views of its output for that format.
+    """
+    for node in list(graph.nodes):
+        if node.target is not F.group_norm:
+            continue
+        given = {**DEFAULTS, **dict(zip(PARAMETERS, node.args, strict=False)), **node.kwargs}
+        value = given["input"].meta["example_value"]
+        if not _is_taken(value) or node.meta["example_value"].dtype != value.dtype:  # autocast computes it in float32
+            continue
+        with graph.inserting_before(node):
+            arguments = (given["input"], given["weight"], given["bias"], given["num_groups"], given["eps"])
+            call = graph.call_function(GROUP_NORM, arguments)
+        call.meta = dict(node.meta)
+        node.replace_all_uses_with(call)
+        graph.erase_node(node)
+
+
 def fold_group_norms(graph: fx.Graph, constants: set[Node]) -> None:
-    """Make one call of each group normalisation of images in float32 and the activation that follows it."""
+    """Make one call of each group normalisation of images and the activation that follows it."""
     node: Node
     for node in list(graph.nodes):
-        if node.target is not aten.native_group_norm.default or node.kwargs or node in constants:
+        if node.target is not GROUP_NORM or node in constants:
             continue
-        output = only_user(node)
-        if output is None or output.target is not operator.getitem or output.args[1] != 0:
-            continue
-        input, weight, bias, *_, groups, epsilon = node.args
-        value = input.meta["val"]
-        if not _is_taken(value) or not is_laid_out_in_example(value):
-            continue
-        last, function = output, NONE
-        if (user := only_user(output)) is not None and (found := activation_in(user)) is not None:
+        last, function = node, NONE
+        if (user := only_user(node)) is not None and (found := activation_in(user)) is not None:
             last, function = user, found
+        input, *others = node.args
         with graph.inserting_before(last):
-            arguments = (input, weight, bias, groups, epsilon, function.name, list(function.numbers))
+            arguments = (laid_out_node(input), *others, function.name, list(function.numbers))
             call = graph.call_function(group_normed, arguments)
         call.meta = dict(last.meta)
         last.replace_all_uses_with(call)
-        for old in dict.fromkeys((last, output, node)):
+        for old in dict.fromkeys((last, node)):
             graph.erase_node(old)
 
 
 def _is_taken(value: Tensor) -> bool:
     """Whether the kernels compute tensors of a type and a number of dimensions, on their GPU."""
-    return value.dtype == torch.float32 and value.dim() == 4 and is_supported(value) and limits.spec_of(value).is_hopper
+    return value.dtype in TYPES and value.dim() == 4 and is_supported(value) and limits.spec_of(value).is_hopper
 
 
-def excited(node: Node) -> tuple[Node, Node, Node] | None:
-    """The images, and the first and the second layer of the squeeze and excitation that ends with a node; else None.
+def excited(node: Node) -> tuple[Node, tuple[Node, Node], list[Node]] | None:
+    """The images, the two layers and the means of the squeeze and excitation that ends with a node; None for others.
 
-    The layers are nodes, of which each is used once.
+    The layers and the means are nodes, of which each is used once. The means come in the order from the layers on.
     """
     if node.target is not aten.mul.Tensor or node.kwargs or not all(isinstance(one, fx.Node) for one in node.args):
         return None
     for images, second in (node.args, node.args[::-1]):
         first = second.args[0] if second.op == "call_module" and len(second.args) == 1 else None
-        means = first.args[0] if first is not None and first.op == "call_module" and len(first.args) == 1 else None
-        if means is None or means.target is not aten.mean.dim or means.args[1:] not in [(axes, True) for axes in MEANS]:
+        if first is None or first.op != "call_module" or len(first.args) > 1:
             continue
-        is_taken = _is_taken(images.meta["val"]) and kind_of(images) == kind_of(node)
-        if is_taken and means.args[0] is images and all(only_user(one) for one in (second, first, means)):
-            return images, first, second
+        means = _means(first.args[0])
+        if not means or means[-1].args[0] is not images or kind_of(images) != kind_of(node):
+            continue
+        if _is_taken(images.meta["val"]) and all(only_user(one) for one in (second, first, *means)):
+            return images, (first, second), means
     return None
+
+
+def _means(node: Node) -> list[Node]:
+    """The nodes that compute the means of planes, from the last one on; [] where a node is something else.
+
+    torch's adaptive pooling of channels-last images changes the strides of what has one pixel.
+    """
+    found = [node]
+    if node.target is aten.as_strided.default and len(node.args) == 3 and kind_of(node) == kind_of(node.args[0]):
+        strides = [list(map(hint, one.meta["val"].stride()[:2])) for one in (node, node.args[0])]
+        found += [node.args[0]] if strides[0] == strides[1] else []
+    is_mean = found[-1].target is aten.mean.dim and found[-1].args[1:] in [(axes, True) for axes in MEANS]
+    return found if is_mean else []

@@ -1,4 +1,4 @@
-"""Group normalisation, and squeeze and excitation, on a GPU: against float64, on all kinds of sizes and data."""
+"""Group normalisation, and squeeze and excitation, in float32 on a GPU: against float64, on all sizes and data."""
 
 import copy
 

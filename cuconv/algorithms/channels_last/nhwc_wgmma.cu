@@ -6,9 +6,12 @@
 //
 // A block computes tiles of PIXELS x FILTERS, one after the other; those that differ in their filters alone are
 // neighbours. Its warps have three roles:
-//   two consumer warpgroups  multiply a stage with wgmma, both operands from shared memory; then write their tile
+//   two or three consumer    multiply a stage with wgmma, both operands from shared memory; then write their tile
+//   warpgroups
 //   a warp for pixels        copies the stages' pixels, and after those of a tile its residual
 //   a warp for weights       copies the stages' weights
+// Three warpgroups, for tiles of 192 pixels, leave a thread 128 registers. So the producers' warps are a warpgroup there,
+// too, and give it most of theirs.
 // The producers run ahead of the consumers by the stages of a ring, also into the next tile while one is written. A
 // residual takes stages of the ring too.
 // Where RESIDENT_WEIGHTS is 1, a block computes tiles of the same filters, and copies their weights once. Where SCALED is
@@ -25,13 +28,16 @@
 
 #include "channels_last/layer.cuh"
 
-constexpr int PIXEL_WARPGROUPS = 2 / FILTER_WARPGROUPS, ROW_TILES = PIXELS / PIXEL_WARPGROUPS / 64;
-constexpr int CONSUMER_WARPS = 8, THREADS = 32 * (CONSUMER_WARPS + 2);
+constexpr int WARPGROUPS = PIXELS == 192 ? 3 : 2, PIXEL_WARPGROUPS = WARPGROUPS / FILTER_WARPGROUPS;
+constexpr int ROW_TILES = PIXELS / PIXEL_WARPGROUPS / 64;
+constexpr int CONSUMER_WARPS = 4 * WARPGROUPS, PRODUCER_WARPS = WARPGROUPS == 3 ? 4 : 2;
+constexpr int THREADS = 32 * (CONSUMER_WARPS + PRODUCER_WARPS);
+constexpr int CONSUMER_REGISTERS = 152, PRODUCER_REGISTERS = 40;  // of three warpgroups
 // Output and residual are copied by boxes of 64 pixels x BOX_FILTERS filters. A warpgroup has two boxes of output in
 // shared memory; the ring has the residual of a tile, the boxes of the same pixels side by side.
 constexpr int BOX_FILTERS = WARPGROUP_FILTERS % 64 == 0 ? 64 : WARPGROUP_FILTERS % 32 == 0 ? 32 : 16;
 constexpr int BOX_ROW_BYTES = BOX_FILTERS * sizeof(Element), BOX_BYTES = 64 * BOX_ROW_BYTES;
-constexpr int OUTPUT_BYTES = WHOLE ? 4 * BOX_BYTES : 0;
+constexpr int OUTPUT_BYTES = WHOLE ? WARPGROUPS * 2 * BOX_BYTES : 0;
 constexpr int WARPGROUP_BOXES = WARPGROUP_FILTERS / BOX_FILTERS, TILE_BOXES = FILTERS / BOX_FILTERS * (PIXELS / 64);
 constexpr int STAGE_BOXES = WHOLE ? STAGE_BYTES / BOX_BYTES : 1;
 constexpr int RESIDUAL_STAGES = (TILE_BOXES + STAGE_BOXES - 1) / STAGE_BOXES;
@@ -192,6 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     }
     __syncthreads();
 
+    if (WARPGROUPS == 3 && warp >= CONSUMER_WARPS) give_registers<PRODUCER_REGISTERS>();
     if (warp == CONSUMER_WARPS) {
         if (elect_one()) {
             prefetch(weight_map);
@@ -223,7 +230,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
                 if (WHOLE && residual) produce_residual(ring, residual_map, tile);
             }
         }
-    } else {
+    } else if (warp < CONSUMER_WARPS) {
+        if (WARPGROUPS == 3) take_registers<CONSUMER_REGISTERS>();
         Outputs out = {residual, output, output_stride, (int)filters, (int)pixels, paired != 0};
         const int warpgroup = warp / 4;
         const int row = warpgroup / FILTER_WARPGROUPS * ROW_TILES * 64;

@@ -32,10 +32,10 @@ from cuconv.core.problem import HALF_BYTES, ConvProblem, ceil_div
 from cuconv.device import DeviceSpec
 
 MIN_STAGES = 3
-WARPGROUPS = 2
 MAX_BOX_FILTERS = 64  # in an output box
 SMALL_SUMS = 64  # per thread: up to these an SM has registers for two blocks
 SMALL_PIXELS = 128
+THREE_WARPGROUPS = 192  # pixels of a tile
 WHOLE_MACRO, MIN_BLOCKS_MACRO = "WHOLE", "MIN_BLOCKS_PER_SM"
 
 
@@ -49,11 +49,21 @@ class Costs(StageCosts):
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A block's tile: pixels, and filters of a warpgroup; filter_warpgroups of the two are over the filters."""
+    """A block's tile: pixels, and filters of a warpgroup; filter_warpgroups of its warpgroups are over the filters."""
 
     pixels: int
     warpgroup_filters: int
     filter_warpgroups: int
+
+    @property
+    def warpgroups(self) -> int:
+        """The warpgroups that multiply."""
+        return 3 if self.pixels == THREE_WARPGROUPS else 2
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block. Beside three warpgroups the producers are one, too, and give them registers."""
+        return self.warpgroups * CONSUMER_THREADS + (CONSUMER_THREADS if self.warpgroups == 3 else PRODUCER_THREADS)
 
     @property
     def filters(self) -> int:
@@ -63,7 +73,7 @@ class Tile:
     @property
     def sums(self) -> int:
         """Sums of a thread."""
-        return self.pixels * self.filters // (WARPGROUPS * CONSUMER_THREADS)
+        return self.pixels * self.filters // (self.warpgroups * CONSUMER_THREADS)
 
     def most_resident(self, is_half: bool) -> int:
         """Blocks that the registers of an SM hold without spills; in TF32, pairs of outputs take twice as many."""
@@ -82,7 +92,7 @@ class Tile:
     @property
     def output_bytes(self) -> int:
         """Shared memory of two boxes of output for each warpgroup, in bytes."""
-        return WARPGROUPS * 2 * self.box_bytes
+        return self.warpgroups * 2 * self.box_bytes
 
     def residual_stages(self, stage_bytes: int) -> int:
         """The stages of the ring, of so many bytes, that the boxes of a residual take."""
@@ -95,6 +105,7 @@ class Tile:
 TILES = (
     *(Tile(64, filters, 2) for filters in (16, 32, 48, 64, 96, 128)),
     *(Tile(128, filters, 1) for filters in (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 256)),
+    *(Tile(192, filters, 1) for filters in (32, 64, 80, 96, 112, 128, 144, 160, 192)),
     *(Tile(256, filters, 1) for filters in (32, 64, 96, 112, 128)),
 )
 
@@ -117,7 +128,10 @@ class Config:
     shared_bytes: int
     workspace_bytes: int = 0
 
-    threads = WARPGROUPS * CONSUMER_THREADS + PRODUCER_THREADS
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.tile.threads
 
     @property
     def stage_bytes(self) -> int:

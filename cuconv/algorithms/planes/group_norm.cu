@@ -14,29 +14,18 @@
 // A group's elements are a multiple of 4. Every argument has eight bytes: a pointer or a long long.
 
 #include "planes/cluster.cuh"
+#include "planes/moments.cuh"
 
 #if __CUDA_ARCH__ >= 900
 constexpr int WARPS = 16, THREADS = 32 * WARPS;
 constexpr int VALUES = 8, LOADS = VALUES / VECTOR;  // a thread finishes as many at a time as activate() computes
 
-// The number of some elements, their mean, and the sum of their squared differences from it.
-struct Moments {
-    float count, mean, squares;
-
-    // Adds other elements.
-    __device__ __forceinline__ void join(const Moments& other) {
-        const float both = count + other.count, difference = other.mean - mean;
-        const float share = both > 0.0f ? other.count / both : 0.0f;
-        squares += other.squares + difference * share * count * difference;  // 0 for a difference that nothing counts
-        mean = fmaf(difference, share, mean);
-        count = both;
-    }
-    __device__ __forceinline__ void add(const float4& x) {
-        const float mean_4 = 0.25f * (x.x + x.y + (x.z + x.w));
-        const float a = x.x - mean_4, b = x.y - mean_4, c = x.z - mean_4, d = x.w - mean_4;
-        join({4.0f, mean_4, fmaf(a, a, b * b) + fmaf(c, c, d * d)});
-    }
-};
+// The moments of four elements.
+__device__ __forceinline__ Moments moments_of(const float4& x) {
+    const float mean = 0.25f * (x.x + x.y + (x.z + x.w));
+    const float a = x.x - mean, b = x.y - mean, c = x.z - mean, d = x.w - mean;
+    return {4.0f, mean, fmaf(a, a, b * b) + fmaf(c, c, d * d)};
+}
 
 struct alignas(VECTOR * 4) Elements {
     float values[VECTOR];
@@ -79,11 +68,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(32 * 16)
 
     Moments moments = {0.0f, 0.0f, 0.0f};
 #pragma unroll 4
-    for (int i = threadIdx.x; i < elements / 4; i += THREADS) moments.add(reinterpret_cast<const float4*>(from)[i]);
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-        moments.join({__shfl_down_sync(~0u, moments.count, step), __shfl_down_sync(~0u, moments.mean, step),
-                      __shfl_down_sync(~0u, moments.squares, step)});
+    for (int i = threadIdx.x; i < elements / 4; i += THREADS)
+        moments.join(moments_of(reinterpret_cast<const float4*>(from)[i]));
+    moments.join_lanes();
     if (lane == 0) of_warps[warp] = moments;
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -103,7 +90,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(32 * 16)
     __syncthreads();
     const Moments whole = of_block;
 #endif
-    const float scale = 1.0f / sqrtf(whole.squares / whole.count + __uint_as_float((unsigned)epsilon));
+    const float scale = whole.scale(epsilon);
 
     // The slice has `channels_of` channels, of which the first begins `before` elements ahead of it. The pixels of a
     // channel are shared by `parts` warps, in whole vectors.

@@ -1,16 +1,17 @@
-"""Group normalisation: the sizes of a call, and the launch of `group_norm.cu`."""
+"""Group normalisation: the sizes of a call, and the launch of `group_norm.cu`, for float32."""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from pathlib import Path
 
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX
+from cuconv.algorithms.planes.pixels import MAX_CHANNELS, VECTOR
 from cuconv.core.activation import Activation
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, Launch
-from cuconv.core.problem import FLOAT_BYTES, UnsupportedProblem, ceil_div
+from cuconv.core.problem import FLOAT_BYTES, FP32, HALVES, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -24,32 +25,53 @@ STATIC_BYTES = 256  # the kernel's moments and its barrier take less
 
 @dataclass(frozen=True, slots=True)
 class GroupNorm:
-    """activation((input - mean) / sqrt(variance + epsilon) * weight + bias) by groups of an image's channels, in FP32.
+    """activation((input - mean) / sqrt(variance + epsilon) * weight + bias) by groups of an image's channels.
 
     Yuxin Wu and Kaiming He, "Group Normalization", 2018, equations 1 to 7.
 
-    input_shape  (N, C, H, W), contiguous
+    input_shape  (N, C, H, W): contiguous in float32, channels last in half precision
     groups       equal parts of the channels, each with a mean and a variance of its own
     epsilon      added to the variance
     activation   the function of each output
+    precision    "fp32", "fp16" or "bf16": the type of the tensors; all of them are computed in FP32
 
-    Raises UnsupportedProblem for what the kernel does not compute on any GPU.
+    Raises UnsupportedProblem for what the kernels do not compute on any GPU.
     """
 
     input_shape: tuple[int, int, int, int]
     groups: int
     epsilon: float
     activation: Activation
+    precision: str = FP32
 
     def __post_init__(self) -> None:
         n, c, _, _ = self.input_shape
         if min(*self.input_shape, self.groups) < 1 or c % self.groups:
             raise UnsupportedProblem(f"{self}: every size must be at least 1, and groups divide the channels")
-        if self.size % ALIGNED:
+        if self.precision in HALVES:
+            self._check_vectors()
+        elif self.size % ALIGNED:
             raise UnsupportedProblem(f"{self}: a group has {self.size} elements, which must be a multiple of {ALIGNED}")
         for what, count in (("elements of a group", self.size), ("blocks", n * self.groups * CLUSTERS[-1])):
             if count > MAX_INDEX:
                 raise UnsupportedProblem(f"{self}: {count} {what}, the limit is {MAX_INDEX}")
+
+    def _check_vectors(self) -> None:
+        """Check that channels are whole vectors, and that a block has threads for the least set of groups."""
+        if self.input_shape[1] % VECTOR:
+            raise UnsupportedProblem(f"{self}: the channels must be a multiple of {VECTOR}")
+        if self.least_channels > MAX_CHANNELS:
+            raise UnsupportedProblem(f"{self}: groups of {self.group_channels} channels, too many for a block")
+
+    @property
+    def group_channels(self) -> int:
+        """Channels of a group."""
+        return self.input_shape[1] // self.groups
+
+    @property
+    def least_channels(self) -> int:
+        """The least number of channels that are both whole groups and whole vectors."""
+        return self.group_channels * VECTOR // gcd(self.group_channels, VECTOR)
 
     @property
     def size(self) -> int:
@@ -79,18 +101,22 @@ def launch(norm: GroupNorm, device: DeviceSpec) -> Launch:
     blocks = next(enough, clusters[-1])
     slice_bytes = _slice(norm, blocks) * FLOAT_BYTES
     kept = slice_bytes <= room
-    epsilon = int.from_bytes(struct.pack("<f", norm.epsilon), "little")
     return Launch(
         SOURCE,
         {"BLOCKS": blocks, "VECTOR": ALIGNED if h * w % ALIGNED == 0 else 1},
         "group_norm",
         n * norm.groups * blocks,
         THREADS,
-        (INPUT, WEIGHT, BIAS, OUTPUT, c, norm.groups, h * w, _slice(norm, blocks), int(kept), epsilon,
+        (INPUT, WEIGHT, BIAS, OUTPUT, c, norm.groups, h * w, _slice(norm, blocks), int(kept), bits_of(norm.epsilon),
          norm.activation.kind, norm.activation.packed_numbers),
         shared_bytes=slice_bytes if kept else 0,
         overlap=device.has_dependent_launch,
     )  # fmt: skip
+
+
+def bits_of(number: float) -> int:
+    """The bits of a number in float32, as an argument of a kernel."""
+    return int.from_bytes(struct.pack("<f", number), "little")
 
 
 def _slice(norm: GroupNorm, blocks: int) -> int:

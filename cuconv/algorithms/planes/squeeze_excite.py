@@ -1,4 +1,4 @@
-"""Squeeze and excitation: the sizes of a call, and the launch of `squeeze_excite.cu`."""
+"""Squeeze and excitation: the sizes of a call, and the launch of `squeeze_excite.cu`, for float32."""
 
 from __future__ import annotations
 
@@ -6,43 +6,47 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX
+from cuconv.algorithms.planes.pixels import VECTOR
 from cuconv.core.activation import Activation
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, Argument, Launch
-from cuconv.core.problem import FLOAT_BYTES, UnsupportedProblem, ceil_div
+from cuconv.core.problem import FLOAT_BYTES, FP32, HALVES, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
 
 SOURCE = Path(__file__).with_suffix(".cu")
 WARPS = 16
-VECTOR_CHANNELS = 4  # a block's channels are a multiple of it, and so are those of an image
+VECTOR_CHANNELS = 4  # in float32 a block's channels are a multiple of it, and so are those of an image
 CLUSTERS = (8, 16)  # blocks
 STATIC_BYTES = 16  # the kernel's two barriers
 
 
 @dataclass(frozen=True, slots=True)
 class Excitation:
-    """output[n,c] = input[n,c] * second(W2 first(W1 m + b1) + b2)[c] of the means m[c] of an image's planes, in FP32.
+    """output[n,c] = input[n,c] * second(W2 first(W1 m + b1) + b2)[c] of the means m[c] of an image's planes.
 
     Jie Hu et al., "Squeeze-and-Excitation Networks", 2018, equations 2 to 4, where `first` is ReLU and `second` the
     sigmoid.
 
-    input_shape    (N, C, H, W), contiguous
+    input_shape    (N, C, H, W): contiguous in float32, channels last in half precision
     hidden         rows of W1, which is (hidden, C), and columns of W2, which is (C, hidden)
     first, second  the activations
+    precision      "fp32", "fp16" or "bf16": the type of the images; weights and gates are FP32
 
-    Raises UnsupportedProblem for what the kernel does not compute on any GPU.
+    Raises UnsupportedProblem for what the kernels do not compute on any GPU.
     """
 
     input_shape: tuple[int, int, int, int]
     hidden: int
     first: Activation
     second: Activation
+    precision: str = FP32
 
     def __post_init__(self) -> None:
         n, c, h, w = self.input_shape
         if min(*self.input_shape, self.hidden) < 1:
             raise UnsupportedProblem(f"{self}: every size must be at least 1")
-        if c % VECTOR_CHANNELS:
-            raise UnsupportedProblem(f"{c} channels: squeeze and excitation takes a multiple of {VECTOR_CHANNELS}")
+        whole = VECTOR if self.precision in HALVES else VECTOR_CHANNELS
+        if c % whole:
+            raise UnsupportedProblem(f"{c} channels: squeeze and excitation takes a multiple of {whole}")
         for what, count in (("elements of an image", c * h * w), ("blocks", n * CLUSTERS[-1])):
             if count > MAX_INDEX:
                 raise UnsupportedProblem(f"{self}: {count} {what}, the limit is {MAX_INDEX}")
@@ -51,6 +55,11 @@ class Excitation:
     def pixels(self) -> int:
         """Pixels of a plane."""
         return self.input_shape[2] * self.input_shape[3]
+
+    @property
+    def functions(self) -> tuple[int, ...]:
+        """The activations as arguments of a kernel."""
+        return tuple(part for one in (self.first, self.second) for part in (one.kind, one.packed_numbers))
 
 
 def launch(excitation: Excitation, device: DeviceSpec) -> Launch:
@@ -77,10 +86,10 @@ def launch(excitation: Excitation, device: DeviceSpec) -> Launch:
             f"{excitation}: a block's weights take {shared} bytes of shared memory, {room} are there"
         )
     kept = shared + planes <= room
-    functions = (part for one in (excitation.first, excitation.second) for part in (one.kind, one.packed_numbers))
     arguments: tuple[Argument, ...] = (
         *(INPUT, WEIGHT, BIAS, OUTPUT),
-        *(excitation.input_shape[1], excitation.pixels, hidden, block_channels, parts, int(kept), *functions),
+        *(excitation.input_shape[1], excitation.pixels, hidden, block_channels, parts, int(kept)),
+        *excitation.functions,
     )
     return Launch(
         SOURCE, {"BLOCKS": blocks}, "squeeze_excite", n * blocks, 32 * WARPS, arguments,

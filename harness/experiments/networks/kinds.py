@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 KINDS = ("convolution", "pooling", "elementwise", "gemm", "other")
-_OURS = {"finish_output": "elementwise", "tf32x3_gemm": "convolution", "direct": "convolution"}
+_OURS = {
+    "finish_output": "elementwise", "tf32x3_gemm": "convolution", "direct": "convolution",
+    "nhwc_group_norm": "other", "nhwc_squeeze_excite": "other",
+}  # fmt: skip
 _PARTS = {  # parts of names in lower case: the first kind with a part in the name counts
     "pooling": ("pool", "meanops"),
     "elementwise": ("elementwise", "triton_poi", "bn_fw", "batch_norm", "batchnorm"),

@@ -55,26 +55,24 @@ def _plane(input, weight, stride, padding, dilation):
 
 
 def of_planes(key, plan, input, weight, bias):
-    """The output of a kernel of planes, which gets the addresses of its weights."""
+    """The output of a kernel of planes in float64; the kernel gets the addresses of its weights."""
 
-    def floats(address, *shape):
-        count = prod(shape)
-        return (
-            torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32).view(shape).double()
-        )
+    def numbers(address, dtype, *shape):
+        memory = (ctypes.c_char * (prod(shape) * dtype.itemsize)).from_address(address)
+        return torch.frombuffer(memory, dtype=dtype).view(shape).double()
 
     channels, x = input.shape[1], input.double()
+    assert plan.output_shape == tuple(input.shape)
     if key[0] == "group_norm":
         _, groups, epsilon, activation = key
-        of_channels = (floats(one, channels) if one else None for one in (weight, bias))
-        return activated(torch.nn.functional.group_norm(x, groups, *of_channels, epsilon), activation).float()
+        of_channels = (numbers(one, input.dtype, channels) if one else None for one in (weight, bias))
+        return activated(torch.nn.functional.group_norm(x, groups, *of_channels, epsilon), activation)
     _, hidden, first, second = key
-    squeezing, exciting = floats(weight, 2, channels, hidden)
-    shifts = floats(bias, hidden + channels)
+    squeezing, exciting = numbers(weight, torch.float32, 2, channels, hidden)
+    shifts = numbers(bias, torch.float32, hidden + channels)
     values = activated(x.mean((2, 3)) @ squeezing + shifts[:hidden], first)
     gates = activated(values @ exciting.T + shifts[hidden:], second)
-    assert plan.output_shape == tuple(input.shape)
-    return (x * gates[:, :, None, None]).float()
+    return x * gates[:, :, None, None]
 
 
 @pytest.fixture
@@ -116,9 +114,11 @@ def on_a_gpu(monkeypatch):
         return laid_out(F.max_pool2d(input.double(), *options).to(input.dtype))
 
     def called(key, planned, input, weight=0, bias=0):
-        output = of_planes(key, planned(H200), input, weight, bias)
-        note(key[0], key[-1], None, "fp32")
-        return output
+        plan = planned(H200)
+        output = of_planes(key, plan, input, weight, bias)
+        note(key[0], key[-1], None, plan.precision)
+        assert plan.is_channels_last == (plan.precision != "fp32")
+        return laid_out(output.to(input.dtype))
 
     monkeypatch.setattr(planes, "called", called)
     monkeypatch.setattr(operator, "_launch", conv2d)

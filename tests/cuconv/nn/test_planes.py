@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import cuconv.nn
-from cuconv.algorithms.planes import group_norm, squeeze_excite
+from cuconv.algorithms.planes import group_norm, nhwc_group_norm, nhwc_squeeze_excite, squeeze_excite
 from cuconv.device import A100
 from cuconv.nn import limits
 from tests.cuconv.nn.models import close
@@ -30,6 +30,17 @@ class Excite(nn.Module):
 
     def forward(self, x):
         return x * self.gate(self.excite(self.act(self.squeeze(self.pool(x)))))
+
+
+MIDDLES = {
+    "group_norm": lambda: nn.Sequential(nn.GroupNorm(2, 8), nn.SiLU()),
+    "squeeze_excite": Excite,
+}
+each_half = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+
+
+def half(dtype, *shape):
+    return torch.randn(shape).to(dtype, memory_format=torch.channels_last)
 
 
 class Mean(nn.Module):
@@ -128,14 +139,22 @@ def test_channels_that_the_kernel_does_not_take(on_a_gpu):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_torchs(on_a_gpu, dtype):
-    for middle in (Excite(), nn.GroupNorm(2, 8)):
-        model, x = network(middle).to(dtype), torch.randn(2, 3, 16, 16).to(dtype)
-        converted, _ = cuconv.nn.convert(model, x)
+@each_half
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("kind", MIDDLES)
+def test_half_precision_is_one_call_too(on_a_gpu, kind, memory_format, dtype):
+    model = network(MIDDLES[kind]()).to(dtype).to(memory_format=memory_format)
+    converted, report = cuconv.nn.convert(model, half(dtype, 2, 3, 16, 16))
+    assert report.captured and report.own_calls == 0
+    for n, h, w in SIZES:
+        x = half(dtype, n, 3, h, w)
         on_a_gpu.clear()
-        assert close(converted(x), copy.deepcopy(model).double()(x.double()), 5e-2)
-        assert not {"squeeze_excite", "group_norm"} & {call["kind"] for call in on_a_gpu}
+        ours = converted(x)
+        assert close(ours, copy.deepcopy(model).double()(x.double()), 5e-2)
+        assert ours.stride() == model(x).stride()
+        precision = {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
+        assert [call["precision"] for call in on_a_gpu if call["kind"] == kind] == [precision]
+        assert len(on_a_gpu) == 3  # and the two convolutions beside it
 
 
 @torch.no_grad()
@@ -171,12 +190,47 @@ def test_signals_and_groups_of_odd_sizes_are_torchs(on_a_gpu):
     assert "group_norm" not in [call["kind"] for call in on_a_gpu]
 
 
+def kernels_of(dtype):
+    """The kernel variants of a model in a type, beside those of its convolutions."""
+    model, x = network(nn.Sequential(nn.GroupNorm(2, 8), Excite())).to(dtype), torch.randn(2, 3, 16, 16).to(dtype)
+    converted, _ = cuconv.nn.convert(model, x)
+    return [kernel for graph in converted._graphs.of_calls() for kernel in graph.kernels([dtype], "sm_90a")]
+
+
 @torch.no_grad()
 def test_a_graph_knows_its_kernels(on_a_gpu):
-    middle = nn.Sequential(nn.GroupNorm(2, 8), Excite())
-    converted, _ = cuconv.nn.convert(network(middle), torch.randn(2, 3, 16, 16))
-    sources = {kernel.source for graph in converted._graphs.of_calls() for kernel in graph.kernels([], "sm_90a")}
-    assert sources == {group_norm.SOURCE, squeeze_excite.SOURCE}
+    assert {kernel.source for kernel in kernels_of(torch.float32)} == {group_norm.SOURCE, squeeze_excite.SOURCE}
+    of_halves = [kernels_of(dtype) for dtype in (torch.float16, torch.bfloat16)]
+    for is_bf16, kernels in enumerate(of_halves):
+        assert {kernel.source for kernel in kernels} == {nhwc_group_norm.SOURCE, nhwc_squeeze_excite.SOURCE}
+        assert {dict(kernel.macros)["BF16"] for kernel in kernels} == {is_bf16}
+
+
+@torch.no_grad()
+@each_half
+def test_what_reads_a_group_norm_by_its_strides(on_a_gpu, dtype):
+    def function(model, x):
+        y = model.norm(model.conv(x))
+        return torch.cat([y.flatten(2), y.flatten(2).mean(-1, keepdim=True)], 2), y
+
+    model = Model(function, conv=nn.Conv2d(3, 8, 3), norm=nn.GroupNorm(2, 8)).eval().to(dtype)
+    converted, report = cuconv.nn.convert(model, half(dtype, 2, 3, 16, 16))
+    assert report.captured
+    x = half(dtype, 3, 3, 12, 11)
+    on_a_gpu.clear()
+    for ours, theirs in zip(converted(x), model(x), strict=True):
+        assert close(ours, theirs, 2e-2) and ours.stride() == theirs.stride()
+    assert [call["kind"] for call in on_a_gpu] == ["prepared", "group_norm"]
+
+
+@torch.no_grad()
+def test_images_of_another_format_are_copied_ahead_of_a_group_norm(on_a_gpu):
+    model = Model(lambda model, x: model.conv(model.norm(x)), conv=nn.Conv2d(8, 8, 3), norm=nn.GroupNorm(2, 8))
+    model, x = model.eval().half(), torch.randn(2, 8, 9, 9).half()
+    converted, _ = cuconv.nn.convert(model, x)
+    on_a_gpu.clear()
+    assert close(converted(x), model(x), 1e-2)
+    assert [call["kind"] for call in on_a_gpu] == ["group_norm", "prepared"]
 
 
 @torch.no_grad()
