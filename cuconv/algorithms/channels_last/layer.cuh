@@ -23,11 +23,15 @@
 #define SCALED 0
 #endif
 #if TF32 && !SCALED
+#define OPERAND_BYTES 4
 #define WGMMA_SHARED_TF32
 #elif BF16
 #define WGMMA_HALF bf16
 #else
 #define WGMMA_HALF f16
+#endif
+#ifndef OPERAND_BYTES
+#define OPERAND_BYTES 2
 #endif
 #define WGMMA_N WARPGROUP_FILTERS
 
@@ -38,7 +42,6 @@
 #include "common/wgmma.cuh"
 
 constexpr int FILTERS = WARPGROUP_FILTERS * FILTER_WARPGROUPS;
-constexpr int OPERAND_BYTES = TF32 && !SCALED ? 4 : 2;
 constexpr int ROW_BYTES = BOX_CHANNELS * 2, BOX_ELEMENTS = ROW_BYTES / OPERAND_BYTES;
 constexpr int STEP_BYTES = 32;  // an instruction multiplies so many bytes of a row
 constexpr bool BIAS_AHEAD = sizeof(Element) == 2;  // whether bias is read ahead; in TF32 it takes too many registers
