@@ -29,7 +29,7 @@ from cuconv.nn.norms import normalised
 from cuconv.nn.operator import CONV2D, is_supported
 from cuconv.nn.padding import for_operator
 from cuconv.nn.phases import INTERLEAVE, interleaved
-from cuconv.nn.planes import fold_group_norms
+from cuconv.nn.planes import GROUP_NORM, fold_group_norms, traced_group_norm
 from cuconv.nn.pooling import MAX_POOL2D, fold_pools, max_pool2d
 from cuconv.nn.report import Converted
 from cuconv.nn.rows import keep_rows
@@ -99,6 +99,7 @@ def decompositions(precision: str) -> dict[Any, Callable[..., Any]]:
         aten.view.default: view,
         aten.convolution.default: convolution,
         CONVOLUTION: traced,
+        GROUP_NORM: traced_group_norm,
         aten._native_batch_norm_legit_no_training.default: norm,
     }
 
