@@ -22,10 +22,10 @@ from cuconv.core.problem import BF16, FP32, UnsupportedProblem
 from cuconv.device import DeviceSpec
 from cuconv.nn import limits
 from cuconv.nn.activated import activated, activation_in
-from cuconv.nn.formats import HALVES, TYPES, empty, is_laid_out, laid_out, precision_of
+from cuconv.nn.formats import HALVES, TYPES, is_laid_out, laid_out, precision_of
 from cuconv.nn.frozen import FrozenConv2d, Layers, Tensors, runs_now
 from cuconv.nn.kernel_call import Planned, called
-from cuconv.nn.layout import hint, is_laid_out_in_example
+from cuconv.nn.layout import given, hint, is_laid_out_in_example, kept, replace
 from cuconv.nn.nodes import Node, kind_of, laid_out_node, only_user
 from cuconv.nn.operator import is_supported
 
@@ -52,7 +52,7 @@ def group_normed(
             return _group_normed(input, weight, bias, (groups, epsilon, function))
         except UnsupportedProblem:
             pass
-    return activated(_laid_out(input, weight, bias, groups, epsilon), function)
+    return activated(laid_out(_normed(input, weight, bias, groups, epsilon)), function)
 
 
 def _normed(input: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, epsilon: float) -> Tensor:
@@ -60,36 +60,7 @@ def _normed(input: Tensor, weight: Tensor | None, bias: Tensor | None, groups: i
     return F.group_norm(input, groups, weight, bias, epsilon)
 
 
-def _laid_out(input: Tensor, *options: Any) -> Tensor:
-    """The same with an output in the memory format of its type."""
-    return laid_out(_normed(input, *options))
-
-
-def _fake(input: Tensor, *_: Any) -> Tensor:
-    """The output without data."""
-    return empty(input.shape, input)
-
-
-_library = torch.library.Library("cuconv", "FRAGMENT")
-for _name, _function, _without_data in (
-    ("group_norm", _normed, _normed),
-    ("laid_out_group_norm", _laid_out, _fake),
-):
-    _library.define(
-        f"{_name}(Tensor input, Tensor? weight, Tensor? bias, int groups, float epsilon) -> Tensor",
-        tags=(torch.Tag.pt2_compliant_tag,),
-    )
-    _library.impl(_name, _function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"cuconv::{_name}", _without_data, lib=_library)
-# In dynamo's graph, whose views are of torch's own output, and in the traced one.
-GROUP_NORM = torch.ops.cuconv.group_norm.default
-LAID_OUT_GROUP_NORM = torch.ops.cuconv.laid_out_group_norm.default
-
-
-def traced_group_norm(input: Tensor, *options: Any) -> Tensor:
-    """The operator of the traced graph, on images in the memory format of their type."""
-    output: Tensor = LAID_OUT_GROUP_NORM(laid_out(input), *options)
-    return output
+GROUP_NORM = kept("group_norm", "Tensor input, Tensor? weight, Tensor? bias, int groups, float epsilon", _normed)
 
 
 def _group_normed(
@@ -194,23 +165,19 @@ def keep_group_norms(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.target not in (F.group_norm, torch.group_norm):
             continue
-        given = {**DEFAULTS, **dict(zip(PARAMETERS, node.args, strict=False)), **node.kwargs}
-        value = given["input"].meta["example_value"]
+        options = given(node, PARAMETERS, DEFAULTS)
+        value = options["input"].meta["example_value"]
         if not _is_taken(value) or node.meta["example_value"].dtype != value.dtype:  # autocast computes it in float32
             continue
-        with graph.inserting_before(node):
-            arguments = (given["input"], given["weight"], given["bias"], given["num_groups"], given["eps"])
-            call = graph.call_function(GROUP_NORM, arguments)
-        call.meta = dict(node.meta)
-        node.replace_all_uses_with(call)
-        graph.erase_node(node)
+        names = ("input", "weight", "bias", "num_groups", "eps")
+        replace(node, GROUP_NORM.in_dynamo, tuple(options[name] for name in names))
 
 
 def fold_group_norms(graph: fx.Graph, constants: set[Node]) -> None:
     """Make one call of each group normalisation of images and the activation that follows it."""
     node: Node
     for node in list(graph.nodes):
-        if node.target is not LAID_OUT_GROUP_NORM or node in constants:
+        if node.target is not GROUP_NORM.traced or node in constants:
             continue
         last, function = node, NONE
         if (user := only_user(node)) is not None and (found := activation_in(user)) is not None:
