@@ -28,6 +28,7 @@ import torch
 from harness import command, progress
 from harness.errors import ResultsError, UsageError
 from harness.experiments.networks.models import MODERN
+from harness.experiments.networks.rows import CUCONV, TORCH_CONTENDERS
 from harness.precision import BF16, FP16, FP32, TF32
 from harness.store import environment
 from harness.store.files import read_json, write_whole
@@ -60,7 +61,11 @@ def _sweep(config: str, precision: str, minutes: float) -> Step:
 
 
 PREPARED = ("--provider", "cuconv", "cuconv_prepared", "--algorithm", "auto", "--hot-only", "--resume")
-MODERN_NETWORKS = ("networks", "--net", *MODERN, "--batch", "1", "8", "--precision", FP32, FP16)
+# Without torch_fastest_engines, which takes some minutes to prepare each of them.
+MODERN_CONTENDERS = (*TORCH_CONTENDERS, CUCONV)
+MODERN_NETWORKS = (
+    "networks", "--net", *MODERN, "--batch", "1", "8", "--precision", FP32, FP16, "--contender", *MODERN_CONTENDERS
+)  # fmt: skip
 STEPS = (
     *(_sweep("paper", precision, minutes) for precision, minutes in ((FP32, 40), (TF32, 40), (FP16, 45), (BF16, 45))),
     *(_sweep("strided", precision, 3) for precision in (FP32, FP16)),

@@ -8,6 +8,7 @@ stay outside of that graph.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -59,6 +60,7 @@ def cuconv(
         forward: Callable[..., Any] = graph.forward
         return forward
     constant = _are_constant(graph, inputs) if freeze else [False] * len(inputs)
+    by_torch: Callable[..., Any] = fx.GraphModule(graph, copy.deepcopy(graph.graph)).forward
     keep_interpolation(graph.graph)
     keep_group_norms(graph.graph)
     keep_strides(graph.graph)
@@ -77,9 +79,8 @@ def cuconv(
         graph, inputs
     )
     if folded and not folded[0].has_layers:
-        by_torch: Callable[..., Any] = graph.forward  # has fewer operations than AOTAutograd's graph
-        return by_torch
-    return _for_inputs_apart(compiled, graph.forward) if any(kind.mutates_data for kind in kinds) else compiled
+        return by_torch  # has fewer operations than AOTAutograd's graph
+    return _for_inputs_apart(compiled, by_torch) if any(kind.mutates_data for kind in kinds) else compiled
 
 
 def _for_inputs_apart(compiled: Callable[..., Any], by_torch: Callable[..., Any]) -> Callable[..., Any]:

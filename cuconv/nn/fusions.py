@@ -21,7 +21,7 @@ from cuconv.nn.activated import activation_in
 from cuconv.nn.branches import merge_branches
 from cuconv.nn.formats import as_row, in_a_plane, laid_out
 from cuconv.nn.joins import is_of_phases, move_ahead
-from cuconv.nn.layout import hint, is_laid_out_in_example, is_viewed
+from cuconv.nn.layout import INTERPOLATE, hint, is_laid_out_in_example, is_viewed
 from cuconv.nn.limits import check_half, check_operands
 from cuconv.nn.modules import linear, why_not_linear
 from cuconv.nn.nodes import Node, Operands, kind_of, laid_out_node, only_user, reordered
@@ -29,7 +29,7 @@ from cuconv.nn.norms import normalised
 from cuconv.nn.operator import CONV2D, is_supported
 from cuconv.nn.padding import for_operator
 from cuconv.nn.phases import INTERLEAVE, interleaved
-from cuconv.nn.planes import fold_group_norms
+from cuconv.nn.planes import GROUP_NORM, fold_group_norms
 from cuconv.nn.pooling import MAX_POOL2D, fold_pools, max_pool2d
 from cuconv.nn.report import Converted
 from cuconv.nn.rows import keep_rows
@@ -99,6 +99,7 @@ def decompositions(precision: str) -> dict[Any, Callable[..., Any]]:
         aten.view.default: view,
         aten.convolution.default: convolution,
         CONVOLUTION: traced,
+        **{one.in_dynamo: one.traced for one in (INTERPOLATE, GROUP_NORM)},
         aten._native_batch_norm_legit_no_training.default: norm,
     }
 

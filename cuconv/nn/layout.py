@@ -7,8 +7,8 @@ model's own results may have another one: those are converted where they leave t
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,25 +17,58 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from cuconv.nn.formats import HALVES, is_laid_out, laid_out
 
-_library = torch.library.Library("cuconv", "FRAGMENT")
-_library.define(
-    "interpolate(Tensor input, SymInt[]? size, float[]? scale_factor, str mode, bool? align_corners, "
-    "bool? recompute_scale_factor, bool antialias) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-PARAMETERS = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
 CHANNELS_LAST = [0, 2, 3, 1]  # the order of an image's dimensions in memory
 SIGNAL_LAST = [0, 2, 1]  # the same of a signal (N, C, L) that has the memory of an image of one row
+PARAMETERS = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
 DEFAULTS: dict[str, Any] = {**dict.fromkeys(PARAMETERS[1:]), "mode": "nearest", "antialias": False}
 
-
-def _interpolate(input: Tensor, *options: Any) -> Tensor:
-    """torch.nn.functional.interpolate, whose output has the memory format of its type."""
-    return laid_out(F.interpolate(input, *options))
+_library = torch.library.Library("cuconv", "FRAGMENT")
 
 
-_library.impl("interpolate", _interpolate, "CompositeExplicitAutograd")
-torch.library.register_fake("cuconv::interpolate", _interpolate, lib=_library)
+class Kept(NamedTuple):
+    """A function of torch's that stays one operator: in dynamo's graph, and in the graph that is traced from it.
+
+    There its output has the memory format of its type. In dynamo's graph it has torch's strides, which the views of
+    that graph need; traced views that this format does not allow are copies.
+    """
+
+    in_dynamo: Any
+    traced: Any
+
+
+def kept(name: str, parameters: str, function: Callable[..., Tensor]) -> Kept:
+    """The operators of a function of images. parameters: as in torch's schemas."""
+
+    def traced(*arguments: Any) -> Tensor:
+        return laid_out(function(*arguments))
+
+    for one, implementation in ((name, function), (f"laid_out_{name}", traced)):
+        _library.define(f"{one}({parameters}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+        _library.impl(one, implementation, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"cuconv::{one}", implementation, lib=_library)
+    return Kept(*(getattr(torch.ops.cuconv, one).default for one in (name, f"laid_out_{name}")))
+
+
+def given(node: fx.Node, parameters: Sequence[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a node's call by their names."""
+    return {**defaults, **dict(zip(parameters, node.args, strict=False)), **node.kwargs}
+
+
+def replace(node: fx.Node, target: Any, arguments: tuple[Any, ...]) -> None:
+    """Put the call of another function in the place of a node."""
+    with node.graph.inserting_before(node):
+        call = node.graph.call_function(target, arguments)
+    call.meta = dict(node.meta)
+    node.replace_all_uses_with(call)
+    node.graph.erase_node(node)
+
+
+INTERPOLATE = kept(
+    "interpolate",
+    "Tensor input, SymInt[]? size, float[]? scale_factor, str mode, bool? align_corners, "
+    "bool? recompute_scale_factor, bool antialias",
+    F.interpolate,
+)
 
 
 def _sampled(images: Tensor, grid: Tensor) -> Tensor:
@@ -59,21 +92,17 @@ def keep_interpolation(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.target is not F.interpolate:
             continue
-        given = {**DEFAULTS, **dict(zip(PARAMETERS, node.args, strict=False)), **node.kwargs}
+        options = given(node, PARAMETERS, DEFAULTS)
         dimensions = node.args[0].meta["example_value"].dim() - 2 if node.args else 0
         for name in ("size", "scale_factor"):
-            value = given[name].meta["example_value"] if isinstance(given[name], fx.Node) else given[name]
+            value = options[name].meta["example_value"] if isinstance(options[name], fx.Node) else options[name]
             if value is not None and not isinstance(value, Sequence):
-                given[name] = [given[name]] * dimensions
-        scales = given["scale_factor"]
+                options[name] = [options[name]] * dimensions
+        scales = options["scale_factor"]
         if not node.args or isinstance(scales, fx.Node) or any(isinstance(one, fx.Node) for one in scales or ()):
             continue  # a factor that varies
-        given["scale_factor"] = None if scales is None else [float(scale) for scale in scales]
-        with graph.inserting_before(node):
-            call = graph.call_function(torch.ops.cuconv.interpolate.default, tuple(given[name] for name in PARAMETERS))
-        call.meta = dict(node.meta)
-        node.replace_all_uses_with(call)
-        graph.erase_node(node)
+        options["scale_factor"] = None if scales is None else [float(scale) for scale in scales]
+        replace(node, INTERPOLATE.in_dynamo, tuple(options[name] for name in PARAMETERS))
 
 
 def keep_strides(graph: fx.Graph) -> None:

@@ -1,4 +1,4 @@
-"""Group normalisation, and squeeze and excitation, of images in graphs: each is one kernel, in every type of cuConv's.
+"""Group normalisation, and squeeze and excitation, of images in graphs: each is one kernel, in float32, FP16 and BF16.
 
 Torch computes the rest.
 """
@@ -22,17 +22,17 @@ from cuconv.core.problem import BF16, FP32, UnsupportedProblem
 from cuconv.device import DeviceSpec
 from cuconv.nn import limits
 from cuconv.nn.activated import activated, activation_in
-from cuconv.nn.formats import HALVES, TYPES, empty, is_laid_out, laid_out, precision_of
+from cuconv.nn.formats import HALVES, TYPES, is_laid_out, laid_out, precision_of
 from cuconv.nn.frozen import FrozenConv2d, Layers, Tensors, runs_now
 from cuconv.nn.kernel_call import Planned, called
-from cuconv.nn.layout import hint
+from cuconv.nn.layout import given, hint, is_laid_out_in_example, kept, replace
 from cuconv.nn.nodes import Node, kind_of, laid_out_node, only_user
 from cuconv.nn.operator import is_supported
 
 aten = torch.ops.aten
 PLAIN = ((1, 1), (0, 0), (1, 1), 1)  # stride, padding, dilation and groups of a matrix product
 MEANS = ([2, 3], [3, 2], [-1, -2], [-2, -1])  # the axes of a plane
-PARAMETERS = ("input", "num_groups", "weight", "bias", "eps")  # of torch.nn.functional.group_norm
+PARAMETERS = ("input", "num_groups", "weight", "bias", "eps")  # of torch's group_norm
 DEFAULTS: dict[str, Any] = {"weight": None, "bias": None, "eps": 1e-5}
 
 
@@ -52,27 +52,15 @@ def group_normed(
             return _group_normed(input, weight, bias, (groups, epsilon, function))
         except UnsupportedProblem:
             pass
-    return activated(_normed(input, weight, bias, groups, epsilon), function)
+    return activated(laid_out(_normed(input, weight, bias, groups, epsilon)), function)
 
 
 def _normed(input: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, epsilon: float) -> Tensor:
-    """torch's group normalisation, whose output has the memory format of its type."""
-    return laid_out(F.group_norm(input, groups, weight, bias, epsilon))
+    """torch's group normalisation."""
+    return F.group_norm(input, groups, weight, bias, epsilon)
 
 
-def _fake(input: Tensor, *_: Any) -> Tensor:
-    """The output of a group normalisation without data."""
-    return empty(input.shape, input)
-
-
-_library = torch.library.Library("cuconv", "FRAGMENT")
-_library.define(
-    "group_norm(Tensor input, Tensor? weight, Tensor? bias, int groups, float epsilon) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-_library.impl("group_norm", _normed, "CompositeExplicitAutograd")
-torch.library.register_fake("cuconv::group_norm", _fake, lib=_library)
-GROUP_NORM = torch.ops.cuconv.group_norm.default
+GROUP_NORM = kept("group_norm", "Tensor input, Tensor? weight, Tensor? bias, int groups, float epsilon", _normed)
 
 
 def _group_normed(
@@ -170,31 +158,26 @@ def plane_kernels(called: set[Any], types: Collection[torch.dtype], arch: str) -
 
 
 def keep_group_norms(graph: fx.Graph) -> None:
-    """Make each group normalisation in dynamo's graph one operator, whose output has the memory format of its type.
+    """Make each group normalisation in dynamo's graph one operator.
 
-    Torch's own output is contiguous on GPUs: AOTAutograd would copy channels-last images ahead of it and behind it, and
-    trace views of its output for that format.
+    Torch's own output is contiguous on GPUs: AOTAutograd would copy channels-last images ahead of it and behind it.
     """
     for node in list(graph.nodes):
-        if node.target is not F.group_norm:
+        if node.target not in (F.group_norm, torch.group_norm):
             continue
-        given = {**DEFAULTS, **dict(zip(PARAMETERS, node.args, strict=False)), **node.kwargs}
-        value = given["input"].meta["example_value"]
+        options = given(node, PARAMETERS, DEFAULTS)
+        value = options["input"].meta["example_value"]
         if not _is_taken(value) or node.meta["example_value"].dtype != value.dtype:  # autocast computes it in float32
             continue
-        with graph.inserting_before(node):
-            arguments = (given["input"], given["weight"], given["bias"], given["num_groups"], given["eps"])
-            call = graph.call_function(GROUP_NORM, arguments)
-        call.meta = dict(node.meta)
-        node.replace_all_uses_with(call)
-        graph.erase_node(node)
+        names = ("input", "weight", "bias", "num_groups", "eps")
+        replace(node, GROUP_NORM.in_dynamo, tuple(options[name] for name in names))
 
 
 def fold_group_norms(graph: fx.Graph, constants: set[Node]) -> None:
     """Make one call of each group normalisation of images and the activation that follows it."""
     node: Node
     for node in list(graph.nodes):
-        if node.target is not GROUP_NORM or node in constants:
+        if node.target is not GROUP_NORM.traced or node in constants:
             continue
         last, function = node, NONE
         if (user := only_user(node)) is not None and (found := activation_in(user)) is not None:
@@ -228,7 +211,9 @@ def excited(node: Node) -> tuple[Node, tuple[Node, Node], list[Node]] | None:
         means = _means(first.args[0])
         if not means or means[-1].args[0] is not images or kind_of(images) != kind_of(node):
             continue
-        if _is_taken(images.meta["val"]) and all(only_user(one) for one in (second, first, *means)):
+        value = images.meta["val"]
+        is_taken = _is_taken(value) and is_laid_out_in_example(value)
+        if is_taken and all(only_user(one) for one in (second, first, *means)):
             return images, (first, second), means
     return None
 
@@ -242,5 +227,6 @@ def _means(node: Node) -> list[Node]:
     if node.target is aten.as_strided.default and len(node.args) == 3 and kind_of(node) == kind_of(node.args[0]):
         strides = [list(map(hint, one.meta["val"].stride()[:2])) for one in (node, node.args[0])]
         found += [node.args[0]] if strides[0] == strides[1] else []
-    is_mean = found[-1].target is aten.mean.dim and found[-1].args[1:] in [(axes, True) for axes in MEANS]
+    last = found[-1]
+    is_mean = last.target is aten.mean.dim and last.args[1:] in [(axes, True) for axes in MEANS] and not last.kwargs
     return found if is_mean else []

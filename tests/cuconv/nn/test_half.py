@@ -191,3 +191,17 @@ def test_a_fully_connected_layer_outside_of_graphs(on_a_gpu, rows):
     layer, x = cuconv.nn.Linear(16, 6).half(), torch.randn(*rows, 16).half()
     expected = copy.deepcopy(layer).double()(x.double())
     torch.testing.assert_close(layer(x).double(), expected, rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def test_a_view_of_an_interpolated_image_may_be_a_copy(on_a_gpu):
+    """torch's output is contiguous, which the view needs, and that of the graph is in channels_last."""
+
+    def function(model, x):
+        return model.fc(F.interpolate(model.conv(x), scale_factor=2.0).view(x.shape[0], -1))
+
+    model = Model(function, conv=nn.Conv2d(3, 8, 3), fc=nn.Linear(8 * 144, 8)).eval().half()
+    x = torch.randn(2, 3, 8, 8).half()
+    converted, report = cuconv.nn.convert(model, x)
+    assert report.captured and len(report.replaced) == 2
+    assert close(converted(x), model(x), 1e-2)

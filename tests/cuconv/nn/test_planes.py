@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cuconv.nn
 from cuconv.algorithms.planes import group_norm, nhwc_group_norm, nhwc_squeeze_excite, squeeze_excite
@@ -239,3 +240,54 @@ def test_other_gpus_are_torchs(on_a_gpu, monkeypatch):
     for middle in (Excite(), nn.GroupNorm(2, 8)):
         assert_same_at_every_size(network(middle), on_a_gpu, "squeeze_excite", 0)
         assert "group_norm" not in [call["kind"] for call in on_a_gpu]
+
+
+@torch.no_grad()
+@each_half
+@pytest.mark.parametrize("name", ["nn", "torch"])
+def test_a_view_behind_a_group_norm_may_be_a_copy(on_a_gpu, name, dtype):
+    """torch allows the view of its own output, which is contiguous, and not of one in channels_last."""
+
+    def function(model, x):
+        y, norm = model.conv(x), model.norm
+        y = norm(y) if name == "nn" else torch.group_norm(y, 2, norm.weight, norm.bias)
+        return model.fc(y.contiguous().view(y.shape[0], -1))
+
+    parts = {"conv": nn.Conv2d(3, 8, 3), "norm": nn.GroupNorm(2, 8), "fc": nn.Linear(8 * 36, 8)}
+    model, x = Model(function, **parts).eval().to(dtype), half(dtype, 2, 3, 8, 8)
+    converted, report = cuconv.nn.convert(model, x)
+    assert report.captured and len(report.replaced) == 2
+    on_a_gpu.clear()
+    assert close(converted(x), model(x), 5e-2)
+    assert [call["kind"] for call in on_a_gpu].count("group_norm") == 1
+
+
+@torch.no_grad()
+@each_half
+def test_images_in_another_format_stay_as_they_are(on_a_gpu, dtype):
+    """The kernel would refuse them at each call."""
+    model, x = nn.Sequential(Excite(), nn.Conv2d(8, 4, 1)).eval().to(dtype), torch.randn(2, 8, 9, 7).to(dtype)
+    converted, _ = cuconv.nn.convert(model, x)
+    on_a_gpu.clear()
+    assert close(converted(x), copy.deepcopy(model).double()(x.double()), 5e-2)
+    assert [call["kind"] for call in on_a_gpu] == ["prepared"] * 3
+
+
+@torch.no_grad()
+@each_half
+def test_a_graph_without_a_layer_is_torchs(on_a_gpu, dtype):
+    found = []
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found.append(function)
+            return function(*args, **(kwargs or {}))
+
+    model, x = nn.Sequential(nn.GroupNorm(2, 8), nn.SiLU()).eval().to(dtype), half(dtype, 2, 8, 9, 7)
+    compiled = torch.compile(model, backend="cuconv")
+    expected = model(x)
+    compiled(x)
+    with Operators():
+        output = compiled(x)
+    assert torch.equal(output, expected) and not on_a_gpu
+    assert found == [torch.ops.aten.native_group_norm.default, torch.ops.aten.silu.default]
