@@ -17,7 +17,7 @@
 // BF16     1 for BF16, 0 for FP16
 // VECTORS  vectors of a channel block: 8 or 4
 // CHUNKS   vectors of a group: 1, 2 or 4
-// SHARED   1 where groups share a vector; then CHUNKS is 1
+// SMALL    1 where groups share a vector; then CHUNKS is 1
 //
 // Every argument behind the tensor map has eight bytes. by_X packs the division by X (divider.cuh). paired: whether output
 // and residual are read and written by pairs. weights_early: whether the weights may be read before the kernel ahead ends.
@@ -192,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     for (int i = threadIdx.x; i < filters * filter_vectors; i += blockDim.x) {
         const int filter = i / filter_vectors;
         uint4* const to = weights + filter * pitch + i - filter * filter_vectors;
-        if (SHARED)
+        if (SMALL)
             *to = spread(weight + ((int64)first_channel * taps + i) * of_group, filter % VECTOR / of_group * of_group,
                          of_group);
         else
@@ -235,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             __syncwarp();
             add_products(sums, shared_address(shared) + stage * stage_bytes, starts, offsets, taps, vector, own_weights,
                          pitch * 4);
-#if SHARED
+#if SMALL
 #pragma unroll
             for (int i = 0; i < M_TILES * 4; ++i) {
                 float& sum = sums[i / 4][0][i % 4];

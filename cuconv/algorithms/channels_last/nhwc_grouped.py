@@ -168,9 +168,9 @@ class NhwcGrouped(FusesAll[Config, Costs]):
         return (Launch(self.source, macros, self.name, *grid, arguments, shared, overlap=options.overlap),)
 
 
-def _macros(vectors: int, chunks: int, shared: int) -> Macros:
+def _macros(vectors: int, chunks: int, small: int) -> Macros:
     """The macros of a kernel variant, without that of the element."""
-    return {"VECTORS": vectors, "CHUNKS": chunks, "SHARED": shared}
+    return {"VECTORS": vectors, "CHUNKS": chunks, "SMALL": small}
 
 
 def _form(problem: ConvProblem) -> tuple[int, int]:

@@ -10,8 +10,8 @@
 //   warpgroups
 //   a warp for pixels        copies the stages' pixels, and after those of a tile its residual
 //   a warp for weights       copies the stages' weights
-// Three warpgroups, for tiles of 192 pixels, leave a thread 128 registers. So the producers' warps are a warpgroup there,
-// too, and give it most of theirs.
+// With three warpgroups, for tiles of 192 pixels, a thread starts with 128 registers. There the producers are a whole
+// warpgroup, since setmaxnreg is for warpgroups, and the consumers get most of its registers.
 // The producers run ahead of the consumers by the stages of a ring, also into the next tile while one is written. A
 // residual takes stages of the ring too.
 // Where RESIDENT_WEIGHTS is 1, a block computes tiles of the same filters, and copies their weights once. Where SCALED is
@@ -41,6 +41,7 @@ constexpr int OUTPUT_BYTES = WHOLE ? WARPGROUPS * 2 * BOX_BYTES : 0;
 constexpr int WARPGROUP_BOXES = WARPGROUP_FILTERS / BOX_FILTERS, TILE_BOXES = FILTERS / BOX_FILTERS * (PIXELS / 64);
 constexpr int STAGE_BOXES = WHOLE ? STAGE_BYTES / BOX_BYTES : 1;
 constexpr int RESIDUAL_STAGES = (TILE_BOXES + STAGE_BOXES - 1) / STAGE_BOXES;
+static_assert(PIXEL_WARPGROUPS * FILTER_WARPGROUPS == WARPGROUPS, "every warpgroup has a part of the tile");
 static_assert(ROW_TILES * 64 * PIXEL_WARPGROUPS == PIXELS, "a warpgroup has whole instructions of 64 rows");
 
 // The matrices of 8x8 elements that a thread stores to and loads from a box: a row of them, and its swizzle.

@@ -62,7 +62,7 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        """Threads of a block. Beside three warpgroups the producers are one, too, and give them registers."""
+        """Threads of a block. Beside three warpgroups the producers are a whole one, to give them registers."""
         return self.warpgroups * CONSUMER_THREADS + (CONSUMER_THREADS if self.warpgroups == 3 else PRODUCER_THREADS)
 
     @property

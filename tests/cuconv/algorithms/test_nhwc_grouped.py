@@ -93,7 +93,7 @@ def test_what_the_kernel_does_not_compute_is_refused_in_one_line(problem):
 def test_kernels_do_not_spill_and_take_the_registers_that_configurations_count_on():
     for macros in GROUPED.variants("sm_90a"):
         (report,) = compiler.resources(KernelVariant.of(GROUPED.source, "sm_90a", macros))
-        assert report.spill_bytes == 0 and report.registers <= REGISTERS[macros["CHUNKS"], macros["SHARED"]]
+        assert report.spill_bytes == 0 and report.registers <= REGISTERS[macros["CHUNKS"], macros["SMALL"]]
 
 
 def test_layers_of_the_sweep_have_configurations():
