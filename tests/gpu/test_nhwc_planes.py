@@ -17,9 +17,9 @@ from cuconv.nn.planes import group_normed
 from harness.stopwatch import profiler
 from tests.gpu.half import WORSE, assert_rounded_once
 from tests.gpu.problems import rel_l2_error
-from tests.gpu.test_planes import Excite, excitation_truth, launched, norm_truth, weights_of
+from tests.gpu.test_planes import Excite, excitation_truth, launched, norm_truth, seeded, weights_of
 
-__all__ = ["launched"]  # a fixture
+__all__ = ["launched", "seeded"]  # fixtures
 
 # (images, groups): groups of 1, 4, 10, 20, 64, 80 and all channels; slices in shared memory and beyond it; a last set
 # of fewer groups; planes of any number of pixels, and of one; one image and many.
@@ -53,11 +53,6 @@ EXCITATIONS = [
 ]
 each_excitation = pytest.mark.parametrize(("shape", "hidden"), EXCITATIONS, ids=str)
 each_type = pytest.mark.parametrize("dtype", HALVES, ids=str)
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(1)
 
 
 def normal(dtype, *shape, scale=1.0, mean=0.0):

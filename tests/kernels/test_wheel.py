@@ -5,7 +5,7 @@ from cuconv.algorithms import kernel_set
 from cuconv.runtime import compiler
 from release.wheel import HOME, MAX_MIB
 
-STEP = 5  # of the kernels, which are in the order of their algorithms
+STEP = 5  # every fifth kernel, in the order of the algorithms
 
 
 def test_hopper_s_kernels_fit_a_wheel(tmp_path):

@@ -269,9 +269,8 @@ def check(problem: ConvProblem, device: DeviceSpec) -> None:
         )
     if p.is_half and p.groups > 1 and p.group_channels % VECTOR_CHANNELS:
         raise UnsupportedProblem(
-            f"{p.label}: {p.group_channels} channels in each of {p.groups} groups, and half precision is computed with "
-            f"one group, with a multiple of {VECTOR_CHANNELS} channels in each, or with 2 or 4 channels in each and as "
-            f"many filters, where all channels are a multiple of {VECTOR_CHANNELS}"
+            f"{p.label}: {p.group_channels} channels in each of {p.groups} groups, and half precision takes a multiple "
+            f"of {VECTOR_CHANNELS} channels, in all, and in each group unless it has 2 or 4 and as many filters"
         )
     pixels = p.n * p.out_pixels
     sizes = [

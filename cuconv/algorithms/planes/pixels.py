@@ -6,7 +6,7 @@ from cuconv.core.problem import HALF_BYTES
 
 THREADS = 512
 VECTOR = 8  # channels of a load of 16 bytes
-MAX_CHANNELS = THREADS * VECTOR  # of a block, whose threads have a vector each
+MAX_CHANNELS = THREADS * VECTOR  # a thread has one vector of each pixel
 SECTOR, WIDE = 16, 32  # channels of 32 bytes, the least that memory transfers, and of 64 bytes
 
 
