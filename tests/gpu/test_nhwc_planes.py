@@ -175,7 +175,7 @@ def test_excitations(shape, hidden, functions, dtype):
 @each_excitation
 def test_excitations_with_numbers_that_are_not_finite(shape, hidden, dtype):
     """One makes all gates of its image NaN, and no others."""
-    x, weights = normal(dtype, *shape), weights_of(shape[1], hidden)
+    x, weights = normal(dtype, 1 + shape[0], *shape[1:]), weights_of(shape[1], hidden)
     x[-1, 1, -1, -1] = torch.nan
     output = excited(x, weights)
     assert output[-1].isnan().all()
