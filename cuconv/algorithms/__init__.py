@@ -8,7 +8,6 @@ class and add an instance of it to the list below.
 from cuconv.algorithms.base import registry
 from cuconv.algorithms.channels_last.nhwc_depthwise import NhwcDepthwise
 from cuconv.algorithms.channels_last.nhwc_grouped import NhwcGrouped
-from cuconv.algorithms.channels_last.nhwc_scaled import NhwcScaled
 from cuconv.algorithms.channels_last.nhwc_split import NhwcSplit
 from cuconv.algorithms.channels_last.nhwc_stem import NhwcStem
 from cuconv.algorithms.channels_last.nhwc_wgmma import NhwcWgmma
@@ -40,7 +39,6 @@ ALGORITHMS = registry(
         NhwcSplit(),
         NhwcDepthwise(),
         NhwcGrouped(),
-        NhwcScaled(),
         NhwcStem(),
         NhwcWindow(),
     ]

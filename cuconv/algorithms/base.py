@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from cuconv.algorithms.common import finish_output
 from cuconv.algorithms.common.implicit_gemm import VECTOR_FLOATS
-from cuconv.algorithms.common.weight_packing import KERNEL, Packing
+from cuconv.algorithms.common.weight_packing import KERNEL, WeightPacking
 from cuconv.core import costs
 from cuconv.core.activation import NONE, Activation
 from cuconv.core.elementwise import Number
@@ -234,7 +234,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
         """
         return self.estimate_us(problem, device, config, costs or self.costs(problem.precision))
 
-    def packing(self, problem: ConvProblem, config: Config) -> Packing | None:
+    def packing(self, problem: ConvProblem, config: Config) -> WeightPacking | None:
         """How a kernel ahead of the main one packs the weights; None where there is no such kernel."""
         return None
 
@@ -248,7 +248,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
     def packing_us(self, problem: ConvProblem, config: Config, costs: Costs) -> Number:
         """The estimated time of the kernel that packs the weights, in microseconds; 0 where there is none."""
         packing = self.packing(problem, config)
-        return packing.predicted_us(problem, costs) if packing else 0.0
+        return packing.predicted_us(problem, costs) if packing else 0.0  # type: ignore[arg-type]
 
     def configure(self, problem: ConvProblem, device: DeviceSpec, prepared: bool = False) -> Config:
         """The candidate of least predicted time, whether the closed set has its kernels or not.

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from cuconv.algorithms import ALGORITHMS
-from cuconv.algorithms.channels_last import max_pool, pad_channels, scale_rows
+from cuconv.algorithms.channels_last import max_pool, pad_channels
 from cuconv.algorithms.common import finish_output, subsample
 from cuconv.algorithms.planes import group_norm, nhwc_group_norm, nhwc_squeeze_excite, squeeze_excite
 from cuconv.core.launch import KernelVariant, Launch
@@ -22,8 +22,8 @@ def variants(arch: str) -> tuple[KernelVariant, ...]:
     found = [(algorithm.source, macros) for algorithm in ALGORITHMS.values() for macros in algorithm.variants(arch)]
     others = (finish_output, subsample, pad_channels, max_pool)
     found += [(kernel.SOURCE, macros) for kernel in others for macros in kernel.variants()]
-    hopper = (group_norm, squeeze_excite, nhwc_group_norm, nhwc_squeeze_excite, scale_rows)
-    found += [(kernel.SOURCE, macros) for kernel in hopper for macros in kernel.variants(arch)]
+    of_planes = (group_norm, squeeze_excite, nhwc_group_norm, nhwc_squeeze_excite)
+    found += [(kernel.SOURCE, macros) for kernel in of_planes for macros in kernel.variants(arch)]
     return tuple(KernelVariant.of(source, arch, macros) for source, macros in found)
 
 

@@ -71,7 +71,7 @@ SQUARE = 12.0  # how much the square of a loss counts: large losses are more tha
 STEP = 25  # variants between two lines of the table
 
 Variant = tuple[str, frozenset[tuple[str, int]]]
-"""The algorithm that owns a list, and the macros of its main kernel, without that of prepared weights."""
+"""An algorithm and the macros of its main kernel, without that of prepared weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def variants_of(
     if not isinstance(algorithm, ListedVariants):
         return [(None, 1.0)]
     forms = algorithm.forms(problem, config, algorithm.fulfilled(problem, config, options))
-    return [((algorithm.source.stem, variant_key(macros)), slowdown) for slowdown, macros in forms]
+    return [((algorithm.name, variant_key(macros)), slowdown) for slowdown, macros in forms]
 
 
 @dataclass(slots=True)
@@ -283,9 +283,7 @@ def _with_lists(precisions: Sequence[str]) -> list[Algorithm[Any, Any]]:
     return [
         algorithm
         for algorithm in ALGORITHMS.values()
-        if isinstance(algorithm, ListedVariants)
-        and algorithm.name == algorithm.source.stem  # nhwc_scaled has the list of nhwc_wgmma
-        and set(precisions) & set(algorithm.precisions)
+        if isinstance(algorithm, ListedVariants) and set(precisions) & set(algorithm.precisions)
     ]
 
 

@@ -115,8 +115,6 @@ def assert_configurations(algorithm: Algorithm, problem: ConvProblem, repeats: i
     )
     for config in configs:
         for options, truth in calls:
-            if algorithm.packing(problem, config) is not None:  # packed ahead: tests/gpu/test_prepared.py
-                options = replace(options, packed=False)
             sequence = LaunchSequence(algorithm.launches(problem, config, options), spec.arch, x.device.index)
             outs = [poisoned(problem, options.output_channels) for _ in range(repeats)]
             extra = (bias.data_ptr(), residual.data_ptr()) if options.residual else (0, 0)

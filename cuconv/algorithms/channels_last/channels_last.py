@@ -130,7 +130,7 @@ class ChannelsLast(FusesAll[Config, Costs], ListedVariants[Config, Costs]):
         """The variants that the list stands for; none without Hopper's instructions."""
         return [one for row in listed(self.source) for one in self.of_row(row)] if arch == HOPPER_ARCH else []
 
-    precisions: ClassVar[tuple[str, ...]] = CHANNELS_LAST
+    precisions = CHANNELS_LAST
 
     def of_row(self, macros: Macros) -> list[Macros]:
         """The kernel variants that a row of the list stands for: one for each type."""

@@ -2,7 +2,6 @@
 // through which the producer warps hand tiles of the operands to the consumer warpgroups.
 //
 // TF32               1 for TF32 of float32 tensors
-// SCALED             1 where these have been copied to FP16 with scales ahead; bias, residual and output are float32
 // BF16               1 for BF16, 0 for FP16
 // PIXELS             output pixels of a tile
 // WARPGROUP_FILTERS  filters of a consumer warpgroup: a multiple of 16 up to 256
@@ -19,19 +18,12 @@
 // the channels of its reduction are those of the group.
 #pragma once
 
-#ifndef SCALED
-#define SCALED 0
-#endif
-#if TF32 && !SCALED
-#define OPERAND_BYTES 4
+#if TF32
 #define WGMMA_SHARED_TF32
 #elif BF16
 #define WGMMA_HALF bf16
 #else
 #define WGMMA_HALF f16
-#endif
-#ifndef OPERAND_BYTES
-#define OPERAND_BYTES 2
 #endif
 #define WGMMA_N WARPGROUP_FILTERS
 
@@ -42,7 +34,7 @@
 #include "common/wgmma.cuh"
 
 constexpr int FILTERS = WARPGROUP_FILTERS * FILTER_WARPGROUPS;
-constexpr int ROW_BYTES = BOX_CHANNELS * 2, BOX_ELEMENTS = ROW_BYTES / OPERAND_BYTES;
+constexpr int ROW_BYTES = BOX_CHANNELS * 2, BOX_ELEMENTS = ROW_BYTES / sizeof(Element);
 constexpr int STEP_BYTES = 32;  // an instruction multiplies so many bytes of a row
 constexpr bool BIAS_AHEAD = sizeof(Element) == 2;  // whether bias is read ahead; in TF32 it takes too many registers
 constexpr int PIXEL_BYTES = PIXELS * ROW_BYTES, FILTER_BYTES = FILTERS * ROW_BYTES;  // per box

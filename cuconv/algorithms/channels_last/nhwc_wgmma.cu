@@ -14,8 +14,7 @@
 // warpgroup, since setmaxnreg is for warpgroups, and the consumers get most of its registers.
 // The producers run ahead of the consumers by the stages of a ring, also into the next tile while one is written. A
 // residual takes stages of the ring too.
-// Where RESIDENT_WEIGHTS is 1, a block computes tiles of the same filters, and copies their weights once. Where SCALED is
-// 1, sums are multiplied by a factor of their image and one of their filter (scale_rows.cu).
+// Where RESIDENT_WEIGHTS is 1, a block computes tiles of the same filters, and copies their weights once.
 //
 // MIN_BLOCKS_PER_SM  bounds the registers
 // WHOLE              1 where rows of output and residual start at multiples of 16 bytes: copies write and read them,
@@ -24,7 +23,7 @@
 //
 // Every argument but the tensor maps has eight bytes. by_X packs the division by X (divider.cuh). group_filters,
 // channels and group_tiles are those of one group, filters and filter_tiles those of all. ring_stages: those of the
-// ring. weights_early: whether the weights may be read before the kernel ahead ends. The factors are read where SCALED is 1.
+// ring. weights_early: whether the weights may be read before the kernel ahead ends.
 
 #include "channels_last/layer.cuh"
 
@@ -141,36 +140,10 @@ __device__ __forceinline__ void copy_out(const float (&sums)[ROW_TILES][WGMMA_SU
 }
 #endif
 
-#if SCALED
-// Multiplies sums by the factors of their images and filters. pixel: the warpgroup's first one, of `pixels`; the smaller
-// factor comes first, since the larger one may overflow what the other makes a number again.
-__device__ __forceinline__ void scale_back(float (&sums)[ROW_TILES][WGMMA_SUMS], const float* image_factors,
-                                           const Bias& filter_factors, int pixel, int pixels, const Layer& layer) {
-    float of_rows[ROW_TILES][2];
-#pragma unroll
-    for (int i = 0; i < ROW_TILES * 2; ++i) {
-        const int row = min(pixel + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + i / 2 * 64 + i % 2 * 8, pixels - 1);
-        unsigned in_image;
-        of_rows[i / 2][i % 2] = image_factors[layer.by_out_pixels(row, in_image)];
-    }
-#pragma unroll
-    for (int i = 0; i < WGMMA_SUMS; i += 4) {
-        const Pair of_filters = pair_from(filter_factors.pairs[i / 32], i / 4 % 8 * 4 + threadIdx.x % 4);
-#pragma unroll
-        for (int tile = 0; tile < ROW_TILES; ++tile)
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float of_row = of_rows[tile][j / 2], of_filter = j % 2 ? of_filters.y : of_filters.x;
-                sums[tile][i + j] = sums[tile][i + j] * fminf(of_row, of_filter) * fmaxf(of_row, of_filter);
-            }
-    }
-}
-#endif
-
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
     nhwc_wgmma(const __grid_constant__ TensorMap pixel_map, const __grid_constant__ TensorMap weight_map,
                const __grid_constant__ TensorMap output_map, const __grid_constant__ TensorMap residual_map,
-               const float* image_factors, const float* filter_factors, const Element* bias, const Element* residual, Element* output, int64 output_stride, int64 pixels,
+               const Element* bias, const Element* residual, Element* output, int64 output_stride, int64 pixels,
                int64 filters, int64 group_filters, int64 channels, int64 kernel_h, int64 kernel_w, int64 stride_h,
                int64 stride_w, int64 pad_h, int64 pad_w, int64 dilation_h, int64 dilation_w, int64 out_pixels,
                int64 out_w, int64 filter_tiles, int64 group_tiles, int64 by_out_pixels, int64 by_out_w,
@@ -248,9 +221,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
             if (!BIAS_AHEAD) consume<1>(sums, ring, resident, stages, row, column);
             const Bias biases(bias, filter, out.filters_end);
             if (BIAS_AHEAD) consume<1>(sums, ring, resident, stages, row, column);
-#if SCALED
-            scale_back(sums, image_factors, Bias(filter_factors, filter, out.filters_end), pixel, (int)pixels, layer);
-#endif
             if (bias) biases.add_to(sums);
             [[maybe_unused]] const auto pixel_of = [&](int i) {  // i: the number of a sum
                 return pixel + warp % 4 * 16 + lane / 4 + i / WGMMA_SUMS * 64 + i % 4 * 4;

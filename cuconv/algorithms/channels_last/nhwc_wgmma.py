@@ -173,7 +173,7 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         stages = [(boxes, boxes.stages(problem)) for boxes in BOXES]
         found: list[Config] = []
         for tile in TILES:
-            tiles, filter_tiles = tiles_of(problem, tile), channels_last.filter_tiles(problem, tile.filters)
+            tiles, filter_tiles = _tiles(problem, tile), channels_last.filter_tiles(problem, tile.filters)
             for (boxes, reduction), keeps in product(stages, (False, True)):
                 most = min(tile.most_resident(problem.is_half), ceil_div(tiles, device.sm_count))
                 found += _configs(device, tile, boxes, keeps, reduction, tiles, filter_tiles, most)
@@ -185,7 +185,7 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         Copies of all SMs through the L2 cache, and the operands' way through device memory, overlap with them.
         """
         p, tile, boxes = problem, config.tile, config.boxes
-        tiles, stages = tiles_of(p, tile), boxes.stages(p)
+        tiles, stages = _tiles(p, tile), boxes.stages(p)
         blocks = ceil_div(tiles, min(config.blocks, device.sm_count))  # tiles of the busiest SM
         resident = min(config.resident, blocks)
         rows = tile.pixels + (0 if config.keeps else tile.filters)
@@ -222,8 +222,8 @@ class NhwcWgmma(ChannelsLast[Config, Costs]):
         written = channels_last.output_map(p, tile.box_filters, options.output_planes(p)) if whole else weights
         added = channels_last.output_map(p, tile.box_filters, p.m, RESIDUAL) if adds else weights
         arguments = (
-            pixels, weights, written, added, 0, 0,
-            *channels_last.arguments_of(p, options, tile.filters), tiles_of(p, tile),
+            pixels, weights, written, added,
+            *channels_last.arguments_of(p, options, tile.filters), _tiles(p, tile),
             *channels_last.last_arguments(p, config.ring + more, options),
         )  # fmt: skip
         shared = config.shared_bytes + more * (config.stage_bytes + 2 * BARRIER_BYTES)
@@ -240,7 +240,7 @@ def _filter_us(costs: Costs, problem: ConvProblem, tile: Tile) -> float:
     return one_us * filters / ceil_div(filters, tile.filters)
 
 
-def tiles_of(problem: ConvProblem, tile: Tile) -> int:
+def _tiles(problem: ConvProblem, tile: Tile) -> int:
     """The tiles of an output."""
     return ceil_div(problem.n * problem.out_pixels, tile.pixels) * channels_last.filter_tiles(problem, tile.filters)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any, Protocol
 
 from cuconv.algorithms.common.implicit_gemm import PARTS
 from cuconv.algorithms.common.pieces import axes
@@ -23,16 +22,6 @@ KERNEL = "pack_weights"
 FILTERS = 32  # per block
 GROUP_WARPS = 5  # the most warps of a block that share eight channels
 PART_BYTES = 2  # a part of an operand is one FP16 number
-
-
-class Packing(Protocol):
-    """How weights are packed. Equal objects mean an equal packing: calls of several sizes share packed weights."""
-
-    def workspace_bytes(self, problem: ConvProblem) -> Number:
-        """The bytes of the packed weights."""
-
-    def predicted_us(self, problem: ConvProblem, costs: Any) -> Number:
-        """The predicted time of the kernel that packs them, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,6 @@ def typical_problem(algorithm: str) -> ConvProblem:
         "direct": {"m": 6},
         "nhwc_wgmma": {"precision": "fp16"},
         "nhwc_split": {"precision": "fp16"},
-        "nhwc_scaled": {"precision": "tf32_channels_last"},
         "nhwc_depthwise": {"precision": "fp16", "groups": 96, "m": 96},
         "nhwc_grouped": {"precision": "fp16", "groups": 12, "m": 96},
         "nhwc_stem": {"precision": "fp16", "c": 3, "h": 112, "w": 112},
