@@ -34,8 +34,17 @@ PROBLEMS = [
     ConvProblem(1, 16, 40, 16, 32, 2, 2, stride_h=9, stride_w=2),
     ConvProblem(70, 32, 5, 7, 16, 3, 3, 1, 1),
 ]
-each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
-each_small = pytest.mark.parametrize("problem", PROBLEMS[:6], ids=lambda problem: problem.label)
+# Channels that are padded: odd, even and a multiple of 4; and more of them than a swizzle takes.
+PADDED = [
+    ConvProblem(2, 3, 21, 18, 5, 7, 7, 6, 6, dilation_h=2, dilation_w=2),
+    ConvProblem(1, 12, 13, 17, 20, 5, 5, 2, 2, stride_h=2, stride_w=2),
+    ConvProblem(2, 50, 9, 10, 33, 3, 3, 1, 1),
+    ConvProblem(2, 68, 9, 10, 3, 3, 3, 1, 1),
+    ConvProblem(1, 77, 12, 9, 7, 5, 5, 2, 2),
+]
+MANY = [ConvProblem(1, 120, 12, 9, 24, 3, 3, 1, 1), ConvProblem(3, 72, 7, 11, 40, 2, 3, 1, 1, stride_w=2)]
+each_problem = pytest.mark.parametrize("problem", [*PROBLEMS, *PADDED, *MANY], ids=lambda problem: problem.label)
+each_small = pytest.mark.parametrize("problem", [*PROBLEMS[:6], *PADDED[:4]], ids=lambda problem: problem.label)
 
 
 @each_half

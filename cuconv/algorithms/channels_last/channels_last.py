@@ -6,19 +6,18 @@ These are the limits, the boxes of a stage and their times, tensor maps, argumen
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from cuconv.algorithms import base
 from cuconv.algorithms.base import Algorithm, CallOptions, Configuration, Macros
-from cuconv.algorithms.channels_last import pad_channels
-from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS, Operands, computed
+from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS, Operands, PadsChannels
 from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_INDEX, check_sizes, require_hopper
 from cuconv.algorithms.common.listed import Forms, ListedVariants, least_slowdown, listed
 from cuconv.core.costs import constant
-from cuconv.core.launch import BIAS, OUTPUT, RESIDUAL, Address, Launch, TensorMap
+from cuconv.core.launch import BIAS, OUTPUT, RESIDUAL, Address, TensorMap
 from cuconv.core.problem import BF16, CHANNELS_LAST, HALVES, TF32_LAST, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
 
@@ -119,7 +118,7 @@ class FusesAll(Algorithm[base.Config, Costs]):
         return options
 
 
-class ChannelsLast(FusesAll[Config, Costs], ListedVariants[Config, Costs]):
+class ChannelsLast(PadsChannels[Config, Costs], FusesAll[Config, Costs], ListedVariants[Config, Costs]):
     """An algorithm for channels-last tensors, with bias, residual and activation in its main kernel.
 
     A subclass plans problems whose operands tensor maps can read; others are copied ahead (pad_channels.py). A row of
@@ -148,36 +147,10 @@ class ChannelsLast(FusesAll[Config, Costs], ListedVariants[Config, Costs]):
         """1 where the list has the row of a configuration, inf otherwise: it has no slower form."""
         return _slowdown(self, config.variant, problem.groups > 1)
 
-    @abstractmethod
-    def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
-        """Every configuration of the main kernel; raises UnsupportedProblem where there is none."""
-
-    @abstractmethod
-    def main_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
-        """The device time of the main kernel in microseconds."""
-
-    @abstractmethod
-    def main_launch(self, problem: ConvProblem, config: Config, options: CallOptions, operands: Operands) -> Launch:
-        """The launch of the main kernel; operands: where it finds input and weight."""
-
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
         check(problem, device)
-        found = self.configurations(computed(problem), device)
-        more = pad_channels.workspace_bytes(problem)
-        return [replace(one, workspace_bytes=more) for one in found] if more else found  # type: ignore[type-var]
-
-    def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
-        """The device time of all kernels in microseconds, by the cost model with the given constants."""
-        return self.main_us(computed(problem), device, config, costs) + pad_channels.predicted_us(problem)
-
-    def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
-        """The launch of the main kernel, which waits for the kernel ahead itself, behind that which copies operands."""
-        padding = pad_channels.launches(problem)
-        if padding:  # weights in the workspace are not constant
-            options = replace(options, packed=False)
-        main = self.main_launch(computed(problem), config, options, pad_channels.operands(problem))
-        return (*padding, main)
+        return super().candidates(problem, device)
 
 
 @cache

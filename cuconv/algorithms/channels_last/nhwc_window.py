@@ -1,7 +1,7 @@
-"""Convolution of up to 64 channels by filters of several positions, in half precision and channels last.
+"""Convolution of few channels by filters of several positions, in half precision and channels last.
 
 It multiplies windows (`windows.py`) of whole pixels, which all positions of a filter read. `nhwc_window.cu` has the
-kernel.
+kernel. Channels that are no multiple of 8 are padded ahead (`pad_channels.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 
 from cuconv.algorithms.base import CallOptions, Macros
+from cuconv.algorithms.channels_last import pad_channels
 from cuconv.algorithms.channels_last.channels_last import (
     BARRIER_BYTES,
     BF16_MACRO,
@@ -18,7 +19,7 @@ from cuconv.algorithms.channels_last.channels_last import (
     WARPGROUP_PIXELS,
     type_macro,
 )
-from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
+from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS, Copies, Operands, PadsChannels
 from cuconv.algorithms.channels_last.windows import (
     COLUMNS,
     REGISTERS,
@@ -35,11 +36,12 @@ from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.limits import HOPPER_ARCH, MAX_BOX, MAX_EXTENT, check_sizes
 from cuconv.core.costs import constant
 from cuconv.core.elementwise import norm
-from cuconv.core.launch import BIAS, INPUT, OUTPUT, RESIDUAL, WEIGHT, Argument, Launch, TensorMap
+from cuconv.core.launch import BIAS, OUTPUT, RESIDUAL, Address, Argument, Launch, TensorMap
 from cuconv.core.problem import HALF_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
 
-MAX_CHANNELS = 64
+SWIZZLED_OCTETS = 8  # of a pixel; above, an odd number of octets keeps neighbouring pixels in different banks
+MAX_OCTETS = 15
 ROW_BYTES, ROW_ELEMENTS = 128, 64  # a row of a weight box, whose swizzle is as wide
 PLACE_BYTES = 4  # an octet's, in the table
 SWIZZLES = (0, 32, 64, 128)  # bytes of a pixel whose windows have a swizzle; 0 for all others
@@ -63,11 +65,11 @@ class Costs:
     memory: float = constant("2**20 bytes of operands through device memory")
 
 
-class NhwcWindow(MultipliesWindows[Costs]):
+class NhwcWindow(PadsChannels[Config, Costs], MultipliesWindows[Costs]):
     """wgmma on the windows of few channels and large filters, in half precision and channels last."""
 
     source = Path(__file__).with_suffix(".cu")
-    summary = "wgmma on windows of up to 64 channels, for larger filters than 1x1, channels last, in half precision."
+    summary = "wgmma on windows of up to 120 channels, for larger filters than 1x1, channels last, in half precision."
     costs_type = Costs
     most_filters = 128
 
@@ -80,11 +82,12 @@ class NhwcWindow(MultipliesWindows[Costs]):
 
     def check(self, problem: ConvProblem) -> None:
         """Raise UnsupportedProblem for what the kernel does not compute."""
-        p = problem
-        if p.groups > 1 or p.c > MAX_CHANNELS or p.c % VECTOR_CHANNELS or p.filter_area == 1:
+        p, octets = problem, _octets(problem)
+        if p.groups > 1 or p.filter_area == 1 or p.c % VECTOR_CHANNELS or not _has_banks(octets):
             raise UnsupportedProblem(
-                f"{p.label}: nhwc_window computes multiples of {VECTOR_CHANNELS} channels up to {MAX_CHANNELS}, in one "
-                "group, with filters of several positions"
+                f"{p.label}: nhwc_window computes up to {SWIZZLED_OCTETS * VECTOR_CHANNELS} channels, and up to "
+                f"{MAX_OCTETS * VECTOR_CHANNELS} where they are no even multiple of {VECTOR_CHANNELS}, in one group, "
+                "with filters of several positions"
             )
         narrow, low = (self.tile(p, WARPGROUP_PIXELS, columns) for columns in (COLUMNS[0], COLUMNS[-1]))
         sizes = [
@@ -94,6 +97,16 @@ class NhwcWindow(MultipliesWindows[Costs]):
             *common_sizes(p),
         ]
         check_sizes(p, "nhwc_window", sizes)
+
+    def copies(self, problem: ConvProblem) -> Copies | None:
+        """The copies with padded channels; None where a tensor map reads them as they are, or there are too many."""
+        octets = _octets(problem)
+        needed = problem.c % VECTOR_CHANNELS and problem.groups == 1 and _has_banks(octets)
+        return pad_channels.padded(problem, octets) if needed else None
+
+    def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
+        """A few tiles for each number of warpgroups and filters; raises UnsupportedProblem where there is none."""
+        return MultipliesWindows.candidates(self, problem, device)
 
     def tile(self, problem: ConvProblem, pixels: int, columns: int) -> Tile:
         """The tile of so many pixels and columns."""
@@ -111,7 +124,7 @@ class NhwcWindow(MultipliesWindows[Costs]):
         box_bytes = ROW_BYTES * filters + BARRIER_BYTES + PLACE_BYTES * (ROW_ELEMENTS // VECTOR_CHANNELS)
         return _boxes(problem) * box_bytes + bias_bytes(filters) + VECTOR_BYTES
 
-    def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
+    def main_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds, by the cost model with the given constants.
 
         Behind the copies of the weights and the first windows these times overlap: the latency of a block's tiles, the
@@ -134,18 +147,31 @@ class NhwcWindow(MultipliesWindows[Costs]):
         overlapping = latency_us, (tiles - blocks) * window_us, read_us, busy_us, memory_us
         return float(costs.start + first_us + norm(*overlapping))
 
-    def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
-        """The launch of the one kernel, which waits for the kernel ahead itself."""
+    def main_launch(self, problem: ConvProblem, config: Config, options: CallOptions, operands: Operands) -> Launch:
+        """The launch of the main kernel; operands: where it finds input and weight."""
         p, position = problem, problem.c // VECTOR_CHANNELS
+        window = _window_map(p, config.tile, operands.input)
+        weights = _weight_map(p, config.filters, operands.weight)
         arguments: tuple[Argument, ...] = (
-            _window_map(p, config.tile), _weight_map(p, config.filters), BIAS, RESIDUAL, OUTPUT,
+            window, weights, BIAS, RESIDUAL, OUTPUT,
             options.output_planes(p), p.m, p.c, p.out_h, p.out_w, p.pad_h, p.pad_w, p.stride_h, p.stride_w,
             p.dilation_h, p.dilation_w, p.filter_area * position, p.kw * position, packed_divisor(p.kw * position),
             position, packed_divisor(position), *tile_arguments(p, config), *last_arguments(p, options),
         )  # fmt: skip
         macros = {"FILTERS": config.filters, "SWIZZLE": _swizzle(p)} | type_macro(p)
         grid, shared = (config.blocks, config.threads), config.shared_bytes
-        return (Launch(self.source, macros, self.name, *grid, arguments, shared, overlap=options.overlap),)
+        return Launch(self.source, macros, self.name, *grid, arguments, shared, overlap=options.overlap)
+
+
+def _octets(problem: ConvProblem) -> int:
+    """The octets of a pixel in the windows: where channels are padded, and more than a swizzle takes, an odd number."""
+    octets = ceil_div(problem.c, VECTOR_CHANNELS)
+    return octets + int(problem.c % VECTOR_CHANNELS > 0 and octets > SWIZZLED_OCTETS and octets % 2 == 0)
+
+
+def _has_banks(octets: int) -> bool:
+    """Whether neighbouring pixels of so many octets lie in different banks, with a swizzle or without."""
+    return octets <= SWIZZLED_OCTETS or (octets <= MAX_OCTETS and octets % 2 == 1)
 
 
 def _elements(problem: ConvProblem) -> int:
@@ -164,16 +190,16 @@ def _swizzle(problem: ConvProblem) -> int:
     return pixel_bytes if pixel_bytes in SWIZZLES else 0
 
 
-def _window_map(problem: ConvProblem, tile: Tile) -> TensorMap:
+def _window_map(problem: ConvProblem, tile: Tile, address: Address) -> TensorMap:
     """The map by which a tile's window is copied."""
     p, pixel = problem, HALF_BYTES * problem.c
     box = p.c, tile.window_elements // p.c, tile.window_rows, 1
     strides = pixel, pixel * p.w, pixel * p.w * p.h
-    return TensorMap(INPUT, p.precision, (p.c, p.w, p.h, p.n), strides, box, _swizzle(p))
+    return TensorMap(address, p.precision, (p.c, p.w, p.h, p.n), strides, box, _swizzle(p))
 
 
-def _weight_map(problem: ConvProblem, filters: int) -> TensorMap:
+def _weight_map(problem: ConvProblem, filters: int, address: Address) -> TensorMap:
     """The map by which 64 elements of a block's filters are copied."""
     elements = _elements(problem)
     box = ROW_ELEMENTS, filters
-    return TensorMap(WEIGHT, problem.precision, (elements, problem.m), (HALF_BYTES * elements,), box, ROW_BYTES)
+    return TensorMap(address, problem.precision, (elements, problem.m), (HALF_BYTES * elements,), box, ROW_BYTES)

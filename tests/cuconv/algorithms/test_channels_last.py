@@ -10,9 +10,9 @@ from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS, kernel_set
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.channels_last.channels_last import BOXES, corners_of, output_map, pixel_map, weight_map
-from cuconv.algorithms.channels_last.pad_channels import copies_of, operands
+from cuconv.algorithms.channels_last.pad_channels import Operands, joined
 from cuconv.core.activation import RELU, activation_of
-from cuconv.core.launch import OUTPUT, WORKSPACE, TensorMap
+from cuconv.core.launch import INPUT, OUTPUT, WEIGHT, WORKSPACE, TensorMap
 from cuconv.device import A100, H200
 from tests.cuconv.algorithms.problems import TYPICAL, in_precision
 from tests.cuconv.fake_gpu import Recorder
@@ -31,6 +31,11 @@ GROUPED = [
     replace(HALF, groups=2, m=2 * 200, n=1, h=7, w=9, stride_w=2, dilation_h=3, pad_h=4),
 ]
 each_name = pytest.mark.parametrize("name", NAMES)
+
+
+def own(p):
+    """The operands of a call as they are."""
+    return Operands(INPUT, WEIGHT, p.c, p.c * p.w, p.group_channels)
 
 
 def launch_of(name, problem, options=None):
@@ -57,18 +62,18 @@ def test_copies_start_at_every_filter_of_an_image_and_nowhere_else():
 
 
 def test_copies_of_operands_are_of_a_problem_with_the_same_outputs():
-    copied = [p for p in UNEQUAL if copies_of(p)]
+    copied = [p for p in UNEQUAL if joined(p)]
     assert len(copied) == 2
     for p in copied:
-        assert copies_of(p).problem.output_shape == p.output_shape
+        assert joined(p).problem.output_shape == p.output_shape
 
 
 def test_maps_are_of_dense_tensors_and_fit_the_driver_s_limits():
     for p in COMPUTED:
         for boxes in BOXES:
             maps = (
-                pixel_map(p, boxes, 256, operands(p)),
-                weight_map(p, boxes, 256, operands(p)),
+                pixel_map(p, boxes, 256, own(p)),
+                weight_map(p, boxes, 256, own(p)),
                 output_map(p, 64, p.m),
             )
             elements = p.n * p.c * p.h * p.w, p.m * p.c * p.filter_area, p.n * p.m * p.out_pixels
@@ -81,7 +86,7 @@ def test_maps_are_of_dense_tensors_and_fit_the_driver_s_limits():
 def test_maps_of_groups_reach_no_other_group():
     for p in GROUPED:
         for boxes in BOXES:
-            pixels, weights = pixel_map(p, boxes, 256, operands(p)), weight_map(p, boxes, 256, operands(p))
+            pixels, weights = pixel_map(p, boxes, 256, own(p)), weight_map(p, boxes, 256, own(p))
             assert pixels.sizes == (p.group_channels, p.w, p.h, p.n, p.groups)
             assert weights.sizes[0] == p.group_channels and weights.sizes[-1] == p.m
             assert all(stride % 16 == 0 for stride in (*pixels.strides, *weights.strides))
@@ -254,7 +259,7 @@ def test_copies_of_few_channels_make_an_equal_problem(problem, channels):
     config = algorithm.configure(p, H200)
     padding, main = algorithm.launches(p, config, CallOptions(packed=True))
     x, weight = torch.randn(p.n, p.h, p.w, p.c).double(), torch.randn(p.m, p.kh, p.kw, p.c).double()
-    input_rows, weight_rows, c, pixel, width, kernel_w, left, of_input, of_weight = padding.arguments[3:]
+    input_rows, weight_rows, c, pixel, _, width, kernel_w, left, of_input, _, of_weight, *_ = padding.arguments[3:]
     memory = torch.cat(
         [
             copied(x, input_rows, pixel, left, of_input, c, width),
@@ -263,7 +268,7 @@ def test_copies_of_few_channels_make_an_equal_problem(problem, channels):
     )
     assert config.workspace_bytes == 2 * len(memory) and padding.blocks * padding.threads * 8 >= len(memory)
     pixels, weights = main.arguments[:2]
-    equal = copies_of(p).problem
+    equal = joined(p).problem
     assert pixels.sizes == (equal.c, equal.w, equal.h, equal.n) and equal.c == channels
     assert pixels.address == WORKSPACE and weights.address.operand == WORKSPACE.operand
     images = read(memory, pixels, pixels.sizes).permute(0, 3, 1, 2)

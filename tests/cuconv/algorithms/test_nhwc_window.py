@@ -9,6 +9,7 @@ import pytest
 from cuconv import ConvProblem, UnsupportedProblem, select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.algorithms.base import CallOptions
+from cuconv.core.launch import WORKSPACE
 from cuconv.device import H200
 from tests.cuconv.algorithms.problems import arguments, assert_every_block_has_a_tile
 from tests.cuconv.algorithms.test_nhwc_stem import direct
@@ -31,6 +32,15 @@ SMALL = [
     window(1, 64, 4, 11, 100, 1, 2),
     window(1, 8, 6, 8, 9, 3, 3, 4, 2, dilation_h=4, dilation_w=2),
     window(1, 40, 3, 4, 16, 5, 5, 4, 4),
+    window(1, 72, 5, 6, 12, 3, 3, 1, 1),
+]
+# Channels that are padded, and how many they become.
+PADDED = [
+    (window(2, 3, 9, 8, 5, 3, 3, 1, 1, dilation_w=2), 8),
+    (window(1, 12, 7, 9, 20, 5, 5, 2, 2, stride_w=2), 16),
+    (window(1, 57, 4, 11, 9, 1, 2), 64),
+    (window(1, 68, 5, 6, 3, 3, 3, 1, 1), 72),
+    (window(1, 77, 5, 6, 3, 3, 3, 1, 1), 88),
 ]
 PROBLEMS = [*SMALL, *(replace(GOOGLENET, n=n) for n in (1, 8, 32)), window(2, 64, 224, 224, 64, 3, 3, 1, 1)]
 each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
@@ -86,6 +96,24 @@ def test_the_index_arithmetic_computes_the_convolution(problem):
         np.testing.assert_allclose(emulated(p, config, x, weight), truth, atol=1e-11, err_msg=str(config))
 
 
+@pytest.mark.parametrize(("problem", "channels"), PADDED, ids=lambda value: getattr(value, "label", ""))
+def test_padded_channels_have_a_window_of_the_copies(problem, channels):
+    p = problem
+    equal = WINDOW.copies(p).problem
+    assert equal == replace(p, c=channels)
+    for config in WINDOW.candidates(p, H200):
+        padding, main = WINDOW.launches(p, config, CallOptions(packed=True))
+        (alone,) = WINDOW.launches(equal, config, CallOptions())
+        found, wanted = arguments(main), arguments(alone)
+        for operand, bytes_ahead in (("input", 0), ("weight", 2 * p.n * p.h * p.w * channels)):
+            assert found[operand] == replace(wanted[operand], address=WORKSPACE + bytes_ahead)
+        # The kernel ahead writes the weights.
+        assert found | dict.fromkeys(("input", "weight")) == wanted | dict.fromkeys(("input", "weight"))
+        assert found["weights_early"] == 0
+        assert config.workspace_bytes == 2 * channels * (p.n * p.h * p.w + p.m * p.filter_area)
+        assert padding.blocks * padding.threads * 16 >= config.workspace_bytes
+
+
 @each_problem
 def test_shared_memory_is_enough_and_every_block_has_a_tile(problem):
     p = problem
@@ -114,9 +142,10 @@ def test_operands_that_start_anywhere_are_left_to_other_algorithms():
 @pytest.mark.parametrize(
     ("problem", "value"),
     [
-        (window(1, 72, 16, 16, 8, 3, 3), "up to 64"),
-        (window(1, 12, 16, 16, 8, 3, 3), "multiples of 8 channels"),
+        (window(1, 80, 16, 16, 8, 3, 3), "up to 64"),
+        (window(1, 121, 16, 16, 8, 3, 3), "up to 120"),
         (window(1, 16, 16, 16, 8, 3, 3, groups=2), "one group"),
+        (window(1, 12, 16, 16, 8, 3, 3, groups=2), "one group"),
         (window(1, 16, 16, 16, 8, 1, 1), "several positions"),
         (window(1, 8, 300, 16, 8, 280, 1), "280 rows"),
         (window(1, 8, 16, 300, 8, 1, 260), "267 columns"),
