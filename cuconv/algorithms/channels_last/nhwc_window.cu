@@ -1,4 +1,4 @@
-// Convolution of up to 64 channels by filters of several positions, in FP16 or BF16 and channels last: wgmma, whose tile
+// Convolution of few channels by filters of several positions, in FP16 or BF16 and channels last: wgmma, whose tile
 // A is read from windows of the input.
 //
 // The input that a tile of output pixels needs is its window, a box of channels, columns and rows: one copy by a tensor
