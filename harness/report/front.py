@@ -134,7 +134,7 @@ LAYERS = (
     ),
     _layers(FP32, "best cuDNN in TF32", compare_with_tf32, PRECISIONS),
     _layers(TF32, "best cuDNN in TF32", partial(compare_with_tf32, ours=TF32), PRECISIONS),
-    _in_channels_last(_layers(TF32, "best cuDNN in TF32, from channels last", _alike(TF32), (TF32,))),
+    _in_channels_last(_layers(TF32, "best cuDNN in TF32, cuConv on channels_last", _alike(TF32), (TF32,))),
     _layers(FP32, "best cuDNN in FP16", compare_with_half, (FP16,)),
     _layers(FP16, "best cuDNN in FP16", _alike(FP16), (FP16,)),
 )
@@ -161,9 +161,12 @@ def front_table(found: Sequence[Results]) -> str:
     ]
     measured = dict.fromkeys(f"{what} on {provenance(results)}" for what, (_, results, _) in lines)
     mixed = any(_is_mixed(line, results) for _, (line, results, _) in lines)
-    parts = [tabulate("speedup", lines, columns, left=(0, 1, 2, 3)), f"Measured: {'; '.join(measured)}."]
+    parts = [
+        tabulate("speedup", lines, columns, left=(0, 1, 2, 3)),
+        "Measured:\n\n" + "\n".join(f"- {one}" for one in measured),
+    ]
     if mixed:
-        parts.append(f"{MIXED} Mixes measurements of different versions of cuConv or cuDNN.")
+        parts.append(f"{MIXED} Its rows were not all measured with the same code, versions and kind of machine.")
     return "\n\n".join(parts)
 
 

@@ -22,6 +22,7 @@ from harness.sweep.comparisons import (
     summarise,
     timed,
 )
+from harness.sweep.provenance import provenance
 
 OURS = "measure it into the same folder with 'python -m harness.run --provider cuconv --algorithm auto'"
 REMEDY = "measure with 'python -m harness.run --precision fp16' on a GPU"
@@ -74,7 +75,8 @@ def in_channels_last(results: Results, precision: str) -> str:
         f"{results.shown(results.subject)} in {name}, channels last, over the fastest of {who} in {name}, NCHW or "
         f"channels last, {results.time}, on {results.device}: geometric mean {times(total.geometric)}, faster on "
         f"{of(total.wins, total.of)} cases, least {times(float(rows.speedup.min()))}. "
-        f"Measured so far: {of(total.of, len(results.frame.drop_duplicates(CASE)))} cases of the sweep."
+        f"Measured so far: {of(total.of, len(results.frame.drop_duplicates(CASE)))} cases of the sweep, on "
+        f"{provenance(results, timed(results.frame, precision))}."
     )
     shares = floor.columns(results, rows, precision)
     sentences = " ".join([sentence, floor.explained(results.device, precision)] if shares else [sentence])
@@ -95,6 +97,7 @@ def half_table(results: Results) -> str:
     sentence = (
         f"{results.shown(results.subject)} in FP32 over the fastest of {who} in FP16, NCHW or channels last, with "
         f"FP32 sums: geometric mean {times(total.geometric)}, faster on {of(total.wins, total.of)} cases. In the mean "
-        f"it is faster at {'batch ' + ', '.join(ahead) if ahead else 'no batch size'}."
+        f"it is faster at {'batch ' + ', '.join(ahead) if ahead else 'no batch size'}. Measured on "
+        f"{provenance(results, timed(results.frame, FP16))}."
     )
     return f"{sentence}\n\n{grid_table(rows)}"

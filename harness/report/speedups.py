@@ -212,9 +212,9 @@ def _channels_last(results: Results) -> list[str]:
     on_nchw = replace(results, frame=frame[~frame.algorithm.str.endswith(registry.NHWC)])
     cells = [f"{ours.upper()} has {_cell(compare_with_tf32(on_nchw, ours))}" for ours in PRECISIONS]
     return [
-        f"In TF32, channels last makes the fastest rival {times(geometric_mean(gains))} as fast, faster on {won} "
-        "cases; no conversion is timed. Against rivals on NCHW tensors alone, "
-        f"{results.shown(results.subject)} in {' and in '.join(cells)}."
+        f"In TF32 the fastest rival gains {times(geometric_mean(gains))} from channels last, faster on {won} cases; no "
+        f"conversion is timed. Over rivals on NCHW tensors alone, {results.shown(results.subject)} in "
+        f"{' and in '.join(cells)}."
     ]
 
 
