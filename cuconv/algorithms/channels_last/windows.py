@@ -137,12 +137,16 @@ class MultipliesWindows(FusesAll[Config, Costs]):
                 f"{problem.label}: windows of {self.name} would have more than {MAX_BOX} elements on an axis, the "
                 "limit of a tensor map: use 'auto'"
             )
+        return require_fit(self.fitting(problem, device), problem, device, self.name)
+
+    def fitting(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
+        """The candidates of a problem that passed the checks, without those that do not fit in shared memory."""
         found = [
             self._config(problem, device, filters, warpgroups, tile)
             for filters, warpgroups in product(self._filters_of(problem, device), WARPGROUPS)
             for tile in self._tiles(problem, WARPGROUP_PIXELS * warpgroups)
         ]
-        return require_fit([*filter(None, found)], problem, device, self.name)
+        return [*filter(None, found)]
 
     def _filters_of(self, problem: ConvProblem, device: DeviceSpec) -> list[int]:
         """The filters of a block that are tried: the fewest that make the fewest blocks, and the next two sizes below.
