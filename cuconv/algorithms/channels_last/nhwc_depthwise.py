@@ -35,7 +35,7 @@ STAGE_ALIGNMENT = 128  # bytes; where a copy by a tensor map starts in shared me
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The constants of the cost model, in microseconds of what each says."""
+    """The constants of the cost model, in microseconds; each says for what."""
 
     start: float = constant("a launch, and a block from start to end, without its tiles")
     weights: float = constant("a block's time to spread 2**4 weights a thread")

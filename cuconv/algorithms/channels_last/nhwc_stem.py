@@ -15,7 +15,7 @@ from cuconv.algorithms.channels_last.channels_last import BF16_MACRO, VECTOR_BYT
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.algorithms.channels_last.windows import (
     COLUMNS,
-    REGISTERS,
+    FILTERS,
     STEP,
     Config,
     MultipliesWindows,
@@ -42,7 +42,7 @@ STAGE_ALIGNMENT = 128  # bytes; where a copy by a tensor map starts in shared me
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The constants of the cost model, in microseconds of what each says."""
+    """The constants of the cost model, in microseconds; each says for what."""
 
     start: float = constant("a launch, and a block from start to end, without its tiles")
     weights: float = constant("a block's time to spread 2**5 pairs of weights a thread")
@@ -95,7 +95,7 @@ class NhwcStem(MultipliesWindows[Costs]):
         """All kernel variants; none without Hopper's instructions."""
         if arch != HOPPER_ARCH:
             return []
-        choices = product(REGISTERS, (0, 1), (0, 1))
+        choices = product(FILTERS, (0, 1), (0, 1))
         return [{"FILTERS": m, "ODD": odd, BF16_MACRO: bf16} for m, odd, bf16 in choices if m <= self.most_filters]
 
     def check(self, problem: ConvProblem) -> None:

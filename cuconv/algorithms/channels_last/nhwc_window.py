@@ -21,7 +21,7 @@ from cuconv.algorithms.channels_last.channels_last import (
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS, Copies, Operands, PadsChannels, padded
 from cuconv.algorithms.channels_last.windows import (
     COLUMNS,
-    REGISTERS,
+    FILTERS,
     Config,
     MultipliesWindows,
     Tile,
@@ -76,7 +76,7 @@ class NhwcWindow(MultipliesWindows[Costs], PadsChannels[Config, Costs]):
         """All kernel variants; none without Hopper's instructions."""
         if arch != HOPPER_ARCH:
             return []
-        choices = product(REGISTERS, SWIZZLES, (0, 1))
+        choices = product(FILTERS, SWIZZLES, (0, 1))
         return [{"FILTERS": filters, "SWIZZLE": swizzle, BF16_MACRO: bf16} for filters, swizzle, bf16 in choices]
 
     def check(self, problem: ConvProblem) -> None:

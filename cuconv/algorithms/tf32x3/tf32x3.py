@@ -25,7 +25,7 @@ MAX_TILE = 256  # filters or pixels; kernels round a size up to whole tiles, whi
 
 @dataclass(frozen=True, slots=True)
 class GridCosts:
-    """The cost model's constants of a launch besides the stages of its blocks, in microseconds of what each says."""
+    """The cost model's constants of a launch besides the stages of its blocks, in microseconds; each says for what."""
 
     start: float = constant("a launch")
     block: float = constant("a block from start to end, without its stages")

@@ -197,7 +197,7 @@ struct Producer {
         const unsigned scale = at.filter_tile * g.chunks * CHANNELS + channel + thread;
         if (thread < 8)
             copy_async(shared_address(shared.scales[octet] + thread), workspace.channel_scales + scale, true);
-        const unsigned plane = (unsigned)g.p.height * g.p.width * 4, group = channel * plane;  // group: bytes, below 2^32
+        const unsigned plane = (unsigned)g.p.height * g.p.width * 4, group = channel * plane;  // bytes, below 2^32
         const bool in_input = (int)channel < g.p.channels;
         const unsigned to = shared_address(raw + octet * 8 * RAW_FLOATS + thread);
 #pragma unroll
