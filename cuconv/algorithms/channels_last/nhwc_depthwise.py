@@ -164,7 +164,7 @@ class NhwcDepthwise(FusesAll[Config, Costs]):
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds, by the cost model with the given constants.
 
-        Behind the first copy four times overlap: the latency of a block's tiles, the instructions of an SM, the copies
+        After the first copy four times overlap: the latency of a block's tiles, the instructions of an SM, the copies
         of an SM, and device memory. A tile takes as long as its copy where the ring hides less than that.
         """
         p, strip, tile = problem, config.strip, config.tile

@@ -17,7 +17,7 @@
 //
 // BF16     1 for BF16, 0 for FP16
 // VECTORS  vectors of a channel block: 8 or 4
-// CHUNKS   vectors of a group: 1, 2 or 4
+// CHUNKS   vectors of a group, so chunks of a filter position: 1, 2 or 4
 // SMALL    1 where groups share a vector; then CHUNKS is 1
 //
 // Every argument behind the tensor map has eight bytes. by_X packs the division by X (divider.cuh). group_channels:
@@ -175,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         copy_box(shared_address(shared) + stage * stage_bytes, input, first_channel, tile.x * (int)stride_w - (int)pad_w,
                  tile.y * (int)stride_h - (int)pad_h, tile.image, full + stage);
     };
-    // Starts the first windows. Weights that a kernel ahead may write are read behind it, constant ones before.
+    // Starts the first windows. Weights that a kernel ahead may write are read after it, constant ones before.
     const auto begin = [&] {
         wait_for_kernel_ahead();
         if (is_leader())

@@ -139,7 +139,7 @@ class NhwcStem(MultipliesWindows[Costs]):
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds, by the cost model with the given constants.
 
-        Behind the first copy these times overlap: the latency of a block's tiles, what the warpgroups of an SM read
+        After the first copy these times overlap: the latency of a block's tiles, what the warpgroups of an SM read
         from windows, the tensor cores with the writing of outputs, and device memory.
         """
         steps, pairs = _reduction(problem).steps, _reduction(problem).pairs

@@ -103,7 +103,7 @@ def tiles_of(problem: ConvProblem, filters: Number, pixels: Number) -> Number:
 
 
 def launchable(many: ClusterConfig[Any], possible: Any, problem: ConvProblem, device: DeviceSpec) -> Any:
-    """Which of the possible among many configurations have a grid and shared memory that the device allows.
+    """The mask of the possible configurations whose grid and shared memory the device allows.
 
     Raises UnsupportedProblem where there is none.
     """

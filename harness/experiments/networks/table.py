@@ -99,7 +99,7 @@ def paper_results(results_of_device: Path, table: Table = NETWORKS) -> Results |
 
 
 def _of_paper(frame: pd.DataFrame) -> pd.Series[bool]:
-    """Which rows are of the paper's networks."""
+    """The mask of the rows of the paper's networks."""
     return (frame.source == TORCHVISION) & frame.network.isin(PAPER_NETWORKS)
 
 
