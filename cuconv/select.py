@@ -239,7 +239,7 @@ def _batch_invariant(problem: ConvProblem, device: DeviceSpec, prepared: bool) -
 
 @lru_cache(maxsize=4096)
 def _arithmetic_of(problem: ConvProblem, device: DeviceSpec, prepared: bool) -> Arithmetic:
-    """What all batches of a layer have in common; problem: that of one image."""
+    """The arithmetic that all batches of a layer have in common; problem: that of one image."""
     plans = [(n, _by_arithmetic(replace(problem, n=n), device, prepared)) for n in TYPICAL_BATCHES]
     common = set.intersection(*(set(of_batch) for _, of_batch in plans))
     if not common:

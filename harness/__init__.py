@@ -80,7 +80,7 @@ def _end_by_interrupt() -> None:
 def _name_contender() -> None:
     """Put the file of `--contender FILE` where the registry of contenders, and processes that are started, find it."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--contender", nargs="?", default="")  # of several the last, as for the command's own parser
+    parser.add_argument("--contender", nargs="?", default="")  # the last one counts, as for the command's own parser
     file = parser.parse_known_args(sys.orig_argv)[0].contender or ""
     if file.endswith(".py"):
         os.environ["CUCONV_CONTENDER"] = os.path.abspath(file)

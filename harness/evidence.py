@@ -34,8 +34,8 @@ from harness.store import environment
 from harness.store.files import read_json, write_whole
 
 FOLDER = environment.ROOT / "build" / "evidence"
-CORES_OF_PROCESS = 2  # of a sweep: while one measures, others build cuDNN's plans on the host
-MOST_PROCESSES = 8  # of a sweep, for each GPU: each has a CUDA context
+CORES_OF_PROCESS = 2  # a sweep's: while one measures, others build cuDNN's plans on the host
+MOST_PROCESSES = 8  # a sweep's, for each GPU: each process has a CUDA context
 RESULTS = "results/DEVICE/"  # in a step's words, with DEVICE for the device's name
 
 

@@ -297,7 +297,7 @@ class Algorithm(ABC, Generic[Config, Costs]):
         return least_us
 
     def summation(self, config: Config) -> Hashable | None:
-        """What decides in which order and with which rounding the products of an output are added.
+        """A value that stands for the order and the rounding with which the products of an output are added.
 
         Configurations with equal values give an image bit for bit the same output, whatever the batch and the image's
         place in it. None where that depends on the batch.

@@ -21,8 +21,8 @@ from torch._guards import TracingContext
 
 from cuconv.nn.comparison import GRADIENTS, INFERENCE
 
-# Attributes that tell of memory, of writes to it or of all attributes of an object; attributes and functions that tell
-# of a mode.
+# UNGUARDED: attributes that reveal memory, writes to it, or all attributes of an object. MODES: attributes and
+# functions that reveal a mode.
 ATTRIBUTES = frozenset(("__dict__", "__dir__", "__getstate__", "__reduce__", "__reduce_ex__"))
 UNGUARDED = ATTRIBUTES | {"untyped_storage", "storage", "data_ptr", "_version", "_base", "_is_view"}
 MODES = {

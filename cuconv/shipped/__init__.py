@@ -21,7 +21,7 @@ from cuconv.runtime import cubins
 from cuconv.runtime.cubins import Cubin
 
 FOLDER = Path(__file__).parent
-OF_INSTRUCTIONS = {"lc": 0, "lp": 4, "pb": 4}  # of xz: bytes are alike that are 16 apart, as instructions are
+OF_INSTRUCTIONS = {"lc": 0, "lp": 4, "pb": 4}  # options of xz: instructions have 16 bytes, so bytes 16 apart are alike
 
 
 def read(arch: str, name: str) -> Cubin | None:

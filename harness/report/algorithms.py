@@ -23,7 +23,7 @@ from harness.sweep.comparisons import (
 )
 
 OVER = f"over {TIMES_PLAIN}x implicit_gemm"
-SHOWN = ("implicit_gemm", "fft", "fft_tiling", "winograd_nonfused")  # of cuDNN: its GEMMs are alike in accuracy
+SHOWN = ("implicit_gemm", "fft", "fft_tiling", "winograd_nonfused")  # cuDNN's; the other GEMMs are as accurate
 SEVERITY = ("ok", "incorrect", "workspace_exceeded", "timeout", "error", "unsupported")
 
 

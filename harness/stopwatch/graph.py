@@ -34,8 +34,8 @@ class CapturedCalls:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            # Relaxed: a library may allocate while it is captured. torch.cuda.graph() would also collect garbage,
-            # which takes longer than the measurement.
+            # Relaxed: a library may allocate while it is captured. torch.cuda.graph() is not used, since it would also
+            # collect garbage: that takes longer than the measurement.
             self._graph.capture_begin(capture_error_mode="relaxed")
             try:
                 for _ in range(count):

@@ -12,7 +12,7 @@ WHO = [*(column for column in CASE if column != "batch"), "provider", "algorithm
 
 
 def left_out(results: Results) -> tuple[pd.Series, str]:
-    """Which rows of `of_subject` lack a rival that is, or probably is, the fastest, and the limit such as "1 GiB".
+    """The mask of rows of `of_subject` that lack a rival which is, or may be, the fastest; the limit such as "1 GiB".
 
     A rival over the limit counts where its time is below that of the fastest rival within it. Without a time on the
     case, its time on the same layer at the largest smaller batch size counts, scaled by images. A rival that never ran

@@ -1,4 +1,4 @@
-"""Which rows of a results folder a resumed sweep need not measure again."""
+"""The rows of a results folder that a resumed sweep need not measure again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which algorithms of a case are measured, where it need not be all: in a quick look, and separated and cold.
+"""The algorithms of a case that are measured where not all need be: in a quick look, and separated and cold.
 
 A quick look takes the fastest rivals by earlier measurements. Separated and cold times are for ours, and for the
 fastest rivals by the hot times of the same sweep.

@@ -32,7 +32,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What of a sweep's cases is measured: not the rows that are done, and of the rivals those that take part.
+    """The part of a sweep's cases that is measured: rows that are not done, of rivals that take part.
 
     done: (provider, algorithm) pairs by the case's key. entrants None stands for all rivals. other_times: whether
     separated and cold times are measured.

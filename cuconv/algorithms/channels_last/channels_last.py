@@ -71,7 +71,7 @@ BOXES = (Boxes(16, 4), Boxes(32, 2), Boxes(64, 1), Boxes(64, 2))
 
 @dataclass(frozen=True, slots=True)
 class StageCosts:
-    """The constants that both cost models have, in microseconds of what each says."""
+    """The constants that both cost models have, in microseconds; each says for what."""
 
     start: float = constant("a launch, and a block from start to end, without its stages and outputs")
     latency: float = constant("a stage's steps of a producer and a consumer")

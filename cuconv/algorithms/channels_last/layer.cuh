@@ -94,8 +94,9 @@ struct Place {
     }
 };
 
-// A ring of stages in shared memory, as one producer or consumer walks it. A stage holds BOXES boxes of pixels, and then
-// of weights. `full` barriers wait for the producers and all their bytes, `empty` ones for the consumers.
+// A ring of stages in shared memory, as one producer or consumer walks it. A stage holds BOXES boxes of pixels, then
+// BOXES boxes of weights. A `full` barrier completes when the producers' bytes have arrived, an `empty` one when the
+// consumers have released the stage.
 struct Ring {
     unsigned start;  // the first stage's address
     uint64 *full, *empty;

@@ -3,8 +3,8 @@
 //
 // A thread computes a vector, eight channels of an output pixel. Neighbouring threads have neighbouring vectors. The
 // filter positions outside of the image are left out first: of what remains, a thread loads blocks of BLOCK x BLOCK
-// positions, whose loads are under way together. Where a block reaches beyond the last position it loads that again,
-// which changes no maximum and costs no branch.
+// positions, whose loads are under way together. Beyond the last position a block loads the last one again: no maximum
+// changes, and no branch is needed.
 //
 // BF16  1 for BF16, 0 for FP16
 //

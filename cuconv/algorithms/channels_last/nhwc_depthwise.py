@@ -35,7 +35,7 @@ STAGE_ALIGNMENT = 128  # bytes; where a copy by a tensor map starts in shared me
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The constants of the cost model, in microseconds of what each says."""
+    """The constants of the cost model, in microseconds; each says for what."""
 
     start: float = constant("a launch, and a block from start to end, without its tiles")
     weights: float = constant("a block's time to spread 2**4 weights a thread")
@@ -164,7 +164,7 @@ class NhwcDepthwise(FusesAll[Config, Costs]):
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds, by the cost model with the given constants.
 
-        Behind the first copy four times overlap: the latency of a block's tiles, the instructions of an SM, the copies
+        After the first copy four times overlap: the latency of a block's tiles, the instructions of an SM, the copies
         of an SM, and device memory. A tile takes as long as its copy where the ring hides less than that.
         """
         p, strip, tile = problem, config.strip, config.tile

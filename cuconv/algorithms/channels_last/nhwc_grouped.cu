@@ -7,20 +7,22 @@
 // tensor map brings it into a stage of a ring, tiles ahead of its use, with zeros for the padding. The copy's swizzle puts
 // the same vector of neighbouring pixels into different banks.
 //
-// The reduction of a group is a sequence of chunks, the vectors of one filter position after the other. An instruction
-// multiplies two chunks of 16 pixels with those of eight filters. A warp computes the filters of a group for M_TILES * 16
-// pixels of a tile at a time; the warps of a block share the groups, and if they are more, the pixels.
+// A chunk is one vector at one filter position. The reduction of a group is a sequence of chunks, filter position by
+// filter position. An instruction multiplies two chunks of 16 pixels with those of eight filters. A warp computes the
+// filters of a group for M_TILES * 16 pixels of a tile at a time; the warps of a block share the groups, and if they
+// are more, the pixels.
 //
 // Groups of 2 or 4 channels share a vector: their weights are filled up with zeros to those of one group of 8. A zero times
 // a NaN or an infinity of another group is a NaN. So a sum that is not finite is added up once more, of its group alone.
 //
 // BF16     1 for BF16, 0 for FP16
 // VECTORS  vectors of a channel block: 8 or 4
-// CHUNKS   vectors of a group: 1, 2 or 4
+// CHUNKS   vectors of a group, so chunks of a filter position: 1, 2 or 4
 // SMALL    1 where groups share a vector; then CHUNKS is 1
 //
-// Every argument behind the tensor map has eight bytes. by_X packs the division by X (divider.cuh). paired: whether output
-// and residual are read and written by pairs. weights_early: whether the weights may be read before the kernel ahead ends.
+// Every argument behind the tensor map has eight bytes. by_X packs the division by X (divider.cuh). group_channels:
+// those of a group. A tile has tile_rows rows and 2^log_columns columns. paired: whether output and residual are read
+// and written by pairs. weights_early: whether the weights may be read before the kernel ahead ends.
 
 #include "channels_last/element.cuh"
 #include "common/activation.cuh"
@@ -153,8 +155,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     const int tile_pixels = (int)tile_rows << (int)log_columns;
     const Tiles tile_at = {Divider(tiles_along, by_tiles_along), Divider(tiles_down, by_tiles_down), (int)tile_rows,
                            columns};
-    // The ring's stages, the weights, the filter positions' places in a window, and the barriers of the stages. The pitch
-    // of a filter is an odd number of vectors, so that those of eight filters lie in different banks.
+    // The ring's stages, the weights, the filter positions' places in a window, and the barriers of the stages. A
+    // filter's pitch is an odd number of vectors, so that eight filters lie in different banks.
     const int window_bytes = (int)(window_rows * window_columns) * VECTORS * VECTOR_BYTES;
     const int stage_bytes = (window_bytes + STAGE_ALIGNMENT - 1) / STAGE_ALIGNMENT * STAGE_ALIGNMENT;
     const int filter_vectors = taps * CHUNKS, pitch = filter_vectors | 1;
@@ -173,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         copy_box(shared_address(shared) + stage * stage_bytes, input, first_channel, tile.x * (int)stride_w - (int)pad_w,
                  tile.y * (int)stride_h - (int)pad_h, tile.image, full + stage);
     };
-    // Starts the first windows. Weights that a kernel ahead may write are read behind it, constant ones before.
+    // Starts the first windows. Weights that a kernel ahead may write are read after it, constant ones before.
     const auto begin = [&] {
         wait_for_kernel_ahead();
         if (is_leader())

@@ -40,7 +40,7 @@ SPLITS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True)
 class Costs(StageCosts):
-    """The constants of the cost model, in microseconds of what each says."""
+    """The constants of the cost model, in microseconds; each says for what."""
 
     end: float = constant("a thread's time to finish 2**5 outputs")
     exchange: float = constant("a block's time to exchange 2**12 sums within a cluster")

@@ -171,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
                  tile.x * (int)(stride_w * channels) - (int)left, tile.y * (int)stride_h - (int)pad_h, tile.image,
                  full + stage);
     };
-    // Starts the first windows. Weights that a kernel ahead may write are read behind it, constant ones before.
+    // Starts the first windows. Weights that a kernel ahead may write are read after it, constant ones before.
     const auto begin = [&] {
         wait_for_kernel_ahead();
         if (is_leader()) ring.begin(copy);

@@ -31,7 +31,7 @@ constexpr int WARPGROUPS = PIXELS == 192 ? 3 : 2, PIXEL_WARPGROUPS = WARPGROUPS 
 constexpr int ROW_TILES = PIXELS / PIXEL_WARPGROUPS / 64;
 constexpr int CONSUMER_WARPS = 4 * WARPGROUPS, PRODUCER_WARPS = WARPGROUPS == 3 ? 4 : 2;
 constexpr int THREADS = 32 * (CONSUMER_WARPS + PRODUCER_WARPS);
-constexpr int CONSUMER_REGISTERS = 152, PRODUCER_REGISTERS = 40;  // of three warpgroups
+constexpr int CONSUMER_REGISTERS = 152, PRODUCER_REGISTERS = 40;  // used with three consumer warpgroups only
 // Output and residual are copied by boxes of 64 pixels x BOX_FILTERS filters. A warpgroup has two boxes of output in
 // shared memory; the ring has the residual of a tile, the boxes of the same pixels side by side.
 constexpr int BOX_FILTERS = WARPGROUP_FILTERS % 64 == 0 ? 64 : WARPGROUP_FILTERS % 32 == 0 ? 32 : 16;

@@ -41,7 +41,7 @@ WHOLE_MACRO, MIN_BLOCKS_MACRO = "WHOLE", "MIN_BLOCKS_PER_SM"
 
 @dataclass(frozen=True, slots=True)
 class Costs(StageCosts):
-    """The constants of the cost model, in microseconds of what each says."""
+    """The constants of the cost model, in microseconds; each says for what."""
 
     write_box: float = constant("added to the writing of 2**12 outputs for each box that 64 filters take beyond one")
     write_pair: float = constant("added to the writing of 2**12 outputs where threads write two at a time")

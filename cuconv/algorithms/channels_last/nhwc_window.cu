@@ -12,15 +12,15 @@
 // SWIZZLE  bytes of a pixel where they are 32, 64 or 128, and copies swizzle the window; 0 elsewhere
 // The other macros are those of windows.cuh.
 //
-// Every argument behind the tensor maps has eight bytes. by_X packs the division by X (divider.cuh). octets: of the
-// reduction. position_octets, row_octets: those of a filter position, and of a row of the filter. pitch: bytes from one
-// row of a window to the next. A tile has 2^log_columns columns. vector: as in Outputs. weights_early: whether the weights
-// may be read before the kernel ahead ends.
+// Every argument behind the tensor maps has eight bytes. by_X packs the division by X (divider.cuh). octets,
+// row_octets, position_octets: octets of the whole reduction, of a filter row, of a filter position. pitch: bytes from
+// one row of a window to the next. A tile has 2^log_columns columns. vector: as in Outputs. weights_early: whether the
+// weights may be read before the kernel ahead ends.
 
 #include "channels_last/windows.cuh"
 
 constexpr int OCTET = 8, OCTET_BYTES = OCTET * sizeof(Element), STEP_BYTES = STEP * sizeof(Element);
-// A group is the two steps of which a thread reads tile A at once.
+// A thread reads tile A for two steps at a time, here a group.
 constexpr int GROUP_STEPS = 2, GROUP_OCTETS = GROUP_STEPS * STEP / OCTET;
 constexpr int ROW_BYTES = 128, ROW_OCTETS = ROW_BYTES / OCTET_BYTES;       // a row of a weight box, whose swizzle is as wide
 constexpr int BOX_BYTES = FILTERS * ROW_BYTES, BOX_GROUPS = ROW_OCTETS / GROUP_OCTETS;
@@ -100,8 +100,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
                 int64 by_tiles_down, int64 tiles_along, int64 by_tiles_along, int64 tile_rows, int64 log_columns,
                 int64 filter_blocks, int64 by_filter_blocks, int64 stages, int64 activation, int64 numbers, int64 vector,
                 int64 weights_early) {
-    // The ring's stages, the weights, the table, the bias, an octet of zeros, the outputs of each warp, and the barriers
-    // of the stages and of the boxes of weights
+    // In this order: the ring's stages, the weights, the table, the bias, an octet of zeros, each warp's outputs, the
+    // stages' barriers, the weight boxes' barriers
     extern __shared__ __align__(STAGE_ALIGNMENT) unsigned char shared[];
     const int window_bytes = (int)window_rows * (int)pitch, boxes = ((int)octets + ROW_OCTETS - 1) / ROW_OCTETS;
     const int stage_bytes = (window_bytes + STAGE_ALIGNMENT - 1) / STAGE_ALIGNMENT * STAGE_ALIGNMENT;
@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
                {(int)octets, (int)dilation_h * (int)pitch, (int)dilation_w * pixel_bytes,
                 Divider(row_octets, by_row_octets), Divider(position_octets, by_position_octets)},
                boxes * ROW_OCTETS);
-    if (threadIdx.x == 32) *zeros = make_uint4(0, 0, 0, 0);
+    if (threadIdx.x == 32) *zeros = make_uint4(0, 0, 0, 0);  // not the leader's warp, which is busy
     wait_for_kernel_ahead();
     if (is_leader()) {
         if (!weights_early) copy_weights();

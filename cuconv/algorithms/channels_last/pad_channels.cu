@@ -1,16 +1,20 @@
-// Copies channels-last input and weights of few or odd channels to the workspace, as tensor maps can read them: with
-// zeros behind the channels of each pixel, and behind each row.
+// Copies channels-last input and weights to the workspace with zeros behind each pixel's channels and each row, so that
+// tensor maps can read them. A thread writes one vector of eight channels.
 //
-// Every argument has eight bytes. A row of the input is one of an image, which begins with `left` pixels of zeros; a row
-// of the weights is one of a filter. The weights' rows follow those of the input. A pixel has `pixel` channels in the
-// copies, and a row so many vectors of eight. by_X packs the division by X (divider.cuh). A thread writes a vector, and
-// loads `load` channels at once, 1, 2 or 4: channels and pixels are multiples of them.
+// input_rows, weight_rows        rows of all images; rows of all filters, which follow them in the workspace
+// channels, pixel                channels of a pixel in the tensor; in the copy
+// width, kernel_w                pixels of a row of an image; of a filter
+// left                           pixels of zeros before a row of an image
+// input_vectors, weight_vectors  vectors of a row of the copy
+// load                           channels loaded at once, 1, 2 or 4: channels and pixels are multiples of them
+//
+// by_X packs the division by X (divider.cuh). Every argument has eight bytes.
 
 #include "common/divider.cuh"
 
 typedef unsigned short Element;
 
-// A row of pixels of `channels` channels, and the place of a vector of its copy, where pixels have `pixel`.
+// A row of the tensor, and where one vector of its copy begins: at pixel x, at a channel.
 struct Row {
     const Element* from;
     int width, channels, pixel, x, channel;
@@ -40,7 +44,7 @@ extern "C" __global__ void pad_channels(const Element* __restrict__ input, const
                                         int64 input_vectors, int64 by_input_vectors, int64 weight_vectors,
                                         int64 by_weight_vectors, int64 load) {
     const unsigned vector = blockIdx.x * blockDim.x + threadIdx.x;
-    const int behind = (int)(vector - (unsigned)(input_rows * input_vectors));
+    const int behind = (int)(vector - (unsigned)(input_rows * input_vectors));  // negative: a vector of the input
     const bool is_input = behind < 0;
     unsigned place, channel;
     const unsigned index = is_input ? Divider(input_vectors, by_input_vectors)(vector, place)

@@ -49,8 +49,8 @@ __device__ __forceinline__ unsigned pair_mask(bool low, bool high) {
     return (low ? 0xffffu : 0) | (high ? 0xffff0000u : 0);
 }
 
-// Residual and output of a pixel's filters, from the block's first on. vector: elements of a store, 8, 4, 2 or 1: pixels
-// of the output and their filters are multiples of them.
+// Residual and output of a pixel's filters, from the block's first on. vector: elements of a store, 8, 4, 2 or 1. It
+// divides the filters and the output's pixel stride.
 struct Outputs {
     const Element* residual;  // null where there is none
     Element* output;

@@ -37,7 +37,7 @@ constexpr int TAPS = KH * KW;
 // A weight row is what one chain of wgmma instructions takes: a row of the filter for 16 channels, or all channels of a
 // chunk where the filter is 1x1.
 constexpr int ROW_CHANNELS = TAPS == 1 ? CHANNELS : 16;
-constexpr int ROWS = CHANNELS / ROW_CHANNELS * FILTER_ROWS;  // of a chunk; rows of the same channels are adjacent
+constexpr int ROWS = CHANNELS / ROW_CHANNELS * FILTER_ROWS;  // rows of a chunk; those of the same channels are adjacent
 constexpr int DEPTHS = ROW_CHANNELS / 16;                    // wgmma depths for one column of the filter
 constexpr int STEPS = FILTER_COLUMNS * DEPTHS;               // wgmma depths of a weight row
 constexpr int WEIGHT_PART = STEPS * 2 * BF * 16;             // bytes of the high or the low parts of a weight row
@@ -150,8 +150,8 @@ struct Workspace {
 #endif
 };
 
-// Waits for a flag that another block sets, and is the only one to wait for it. Prepared weights have no kernel ahead
-// that clears the flags, so it is cleared for the next kernel.
+// Waits for a flag that another block sets; no other block waits for it. With prepared weights no packing kernel clears
+// the flags, so this function clears it.
 __device__ __forceinline__ void take_flag(unsigned* flag) {
     wait_for_flag(flag);
     if (PREPARED) *flag = 0;

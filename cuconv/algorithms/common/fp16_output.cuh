@@ -14,7 +14,7 @@ struct Problem {
     int channels, height, width, filters, pad_h, pad_w, out_w, out_pixels;
     int output_planes;  // from one image of the output to the next
 #if PIECES || DILATED
-    int kernel_h, kernel_w;  // of the whole filter
+    int kernel_h, kernel_w;  // size of the whole filter, not of a piece
     ArgumentGeometry geometry;
 #else
     static constexpr int kernel_h = KH, kernel_w = KW;

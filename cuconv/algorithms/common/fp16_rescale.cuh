@@ -9,7 +9,7 @@
 struct Rescale {
     const int* filter_scales;  // in the workspace, of the next chunk
     int sum_exponents[2], chunk_scales[2];
-    float factors[2];  // of the current chunk's products
+    float factors[2];  // for the current chunk's products
 
     // scales: of the tile's first chunk, in the workspace.
     __device__ __forceinline__ Rescale(const int* scales, int warpgroup, int thread)

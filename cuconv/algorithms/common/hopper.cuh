@@ -43,8 +43,8 @@ __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// A flag in global memory. set_flag is a release store: the writes that happen before it, also those of other threads
-// that a barrier ordered before it, are visible to a block that has returned from wait_for_flag, an acquire load.
+// A flag in global memory. set_flag is a release store, wait_for_flag an acquire load: a block that returns from the
+// wait sees all writes before set_flag, also those of other threads if a barrier ordered them before it.
 __device__ __forceinline__ void set_flag(unsigned* flag) {
     asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory");
 }

@@ -5,9 +5,9 @@
 //
 //   output[p + dilation / g * i]  +=  weight[r + stride / g * j] * input[stride * p + dilation * r + lcm * (i + j)]
 //
-// That is a convolution of stride 1 without dilation, for each phase p of the outputs and each phase r of the taps.
-// Pieces are SIZE taps of the same phase; the last ones may reach beyond the filter, where weights are zeros. The pieces
-// of all phases are numbered in turn.
+// Each phase p of the outputs with each phase r of the taps is a convolution of stride 1 without dilation. Pieces are
+// SIZE taps of the same phase; the last ones may reach beyond the filter, where weights are zeros. All phases' pieces
+// are numbered in turn.
 #pragma once
 
 // The phases of a filter's taps: stride / g, of which the last have no tap if the filter is smaller.

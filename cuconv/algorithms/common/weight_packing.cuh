@@ -41,7 +41,7 @@ static_assert(CLUSTER == 1 || BF % PACK_FILTERS == 0);
 constexpr int PACK_WARPS = GROUP_WARPS * (CHANNELS / 8), PACK_THREADS = PACK_WARPS * 32;
 constexpr int FILTER_FLOATS = CHANNELS * TAPS;
 constexpr int FILTER_PITCH = FILTER_FLOATS | 1;  // odd, so that a column of filters lies in all banks
-constexpr int TARGET_EXPONENT = 14;              // of a maximum after scaling; FP16 ends at 2^16
+constexpr int TARGET_EXPONENT = 14;              // exponent of a scaled maximum; FP16 ends at 2^16
 // Channels with at least this exponent stay as they are: scaling them would cost the input as much of its range.
 constexpr int LEAST_UNSCALED = TARGET_EXPONENT - 6;
 
@@ -196,7 +196,7 @@ __device__ __forceinline__ void transform_weights(float (&values)[WARP_TAPS][8],
 // output that does not read the input at a large tap, because of padding or since that input is 0, is a difference of
 // transformed products of that tap: its error is large compared with products of small taps.
 typedef unsigned ColumnMaxima[KW][PACK_FILTERS];
-constexpr float LEAST_COLUMN = 0x1p-5f;  // of the largest column; those of ordinary weights are alike
+constexpr float LEAST_COLUMN = 0x1p-5f;  // as a share of the largest; columns of ordinary weights have similar sizes
 
 // Whether a column of the lane's filter is far below the largest.
 __device__ __forceinline__ bool is_uneven(const ColumnMaxima& columns) {
@@ -274,14 +274,14 @@ __device__ __forceinline__ void write(const float (&values)[WARP_TAPS][8], float
 #endif
 }
 
-#if PIECES  // of the whole filter
+#if PIECES  // kernel_h, kernel_w: the whole filter's
 #define PIECES_ARGUMENTS , int64 kernel_h, int64 kernel_w, int64 tap_phases_h, int64 tap_phases_w
 #else
 #define PIECES_ARGUMENTS
 #endif
 
-// blocks: of the main kernel, whose flags are cleared. The weights are not __restrict__: the compiler would move reads
-// of memory that is never written ahead of griddepcontrol.wait.
+// blocks: of the main kernel, whose flags are cleared. The weights are not __restrict__: with it the compiler
+// could move their reads ahead of griddepcontrol.wait.
 extern "C" __global__ void __cluster_dims__(PACK_CLUSTER, 1, 1) __launch_bounds__(PACK_THREADS, 1)
     pack_weights(const float* weight, void* workspace, int64 filters, int64 channels, int64 blocks PIECES_ARGUMENTS) {
     extern __shared__ float tile[];  // [PACK_FILTERS][FILTER_PITCH]
@@ -334,7 +334,7 @@ extern "C" __global__ void __cluster_dims__(PACK_CLUSTER, 1, 1) __launch_bounds_
     if (rank == 0 && tap == 0 && lane < 8)
         const_cast<float*>(to.channel_scales)[(int64)tile_chunk * CHANNELS + channel + lane] =
             most ? power_of_two(exponent) : 0.0f;
-    const int filter_tile = CLUSTER > 1 ? in_tile / BF : 0;  // of those with common channel scales
+    const int filter_tile = CLUSTER > 1 ? in_tile / BF : 0;  // among tiles with common channel scales
     char* const rows = const_cast<char*>(to.rows) + ((int64)tile_chunk * CLUSTER + filter_tile) * ROWS * ROW_BYTES;
     const bool exists = BF % PACK_FILTERS == 0 || in_tile + lane < BF;
     WITH_TRANSFORM(if (warp == 0 && is_uneven(columns)) atomicOr(scales + lane, SUSPECT_BIT);)

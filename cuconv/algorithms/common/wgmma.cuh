@@ -188,8 +188,8 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[COUNT]) {
 }
 
 // The lower half of a matrix descriptor without swizzle (PTX ISA, "Matrix descriptor"). The tile is K-major, in core
-// matrices of 8 rows x 16 bytes. The next 8 rows follow 128 bytes later, which is the descriptor's upper half in units
-// of 16 bytes; the next 16 bytes in depth follow `depth_bytes` later.
+// matrices of 8 rows x 16 bytes. The next 8 rows follow 128 bytes later: the descriptor's upper half says so, in
+// units of 16 bytes. The next 16 bytes in depth follow `depth_bytes` later.
 __device__ __forceinline__ unsigned core_descriptor(unsigned address, int depth_bytes) {
     return address >> 4 & 0x3fff | depth_bytes >> 4 << 16;
 }

@@ -75,7 +75,7 @@ typedef Axis<COLUMNS, KERNEL_W, STRIDE_W, DILATION_W> ColumnAxis;
 
 constexpr int AREA = KERNEL_H * KERNEL_W;
 constexpr int FILTER_FLOATS = GROUP_CHANNELS * AREA;                      // weights of a filter
-constexpr int CHUNKS = (LEAD + ColumnAxis::SLOTS + VECTOR - 1) / VECTOR;  // of a window
+constexpr int CHUNKS = (LEAD + ColumnAxis::SLOTS + VECTOR - 1) / VECTOR;  // vectors of a row of a window
 static_assert(KERNEL_H % BAND == 0 && COLUMNS % OUT_VECTOR == 0 && LEAD < VECTOR, "see above");
 static_assert(VECTOR == 1 || (ColumnAxis::SHARED && COLUMNS * STRIDE_W % VECTOR == 0), "windows begin alike");
 
@@ -118,7 +118,7 @@ struct Problem {
 // The place of a strip: the unit is a block of FILTERS filters in one image.
 struct Strip {
     unsigned unit;
-    int y, x;  // of its first output
+    int y, x;  // row and column of its first output
 
     __device__ __forceinline__ Strip(unsigned strip, const Divider& by_strips_x, const Divider& by_strips_y) {
         unsigned column, row;
@@ -305,7 +305,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
         by_layer_units(first_unit, within);
         for (unsigned i = threadIdx.x; i < batch_units * FILTERS * FILTER_FLOATS; i += blockDim.x) {
             const unsigned place = within * FILTERS * FILTER_FLOATS + i, end = filters * FILTER_FLOATS;
-            copy_async<1>(to + input_floats + i, weight + (place < end ? place : place - end));  // of the next image
+            // Past the last filter follow the next image's weights: those from the first filter on.
+            copy_async<1>(to + input_floats + i, weight + (place < end ? place : place - end));
         }
         commit_copies();
     };

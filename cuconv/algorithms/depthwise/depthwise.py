@@ -52,7 +52,7 @@ MAX_STAGED_BYTES = 48 * 1024  # a block stages no more, so that an SM holds seve
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The constants of the cost model, in microseconds of what each says."""
+    """The constants of the cost model, in microseconds; each says for what."""
 
     start: float = constant("a launch, and a thread from start to end, without loads and products")
     stage: float = constant("added where a block stages its planes in shared memory")

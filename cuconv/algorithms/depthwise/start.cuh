@@ -3,7 +3,7 @@
 
 #include "common/convolution.cuh"
 
-constexpr int MAX_THREADS = 256;  // of a block
+constexpr int MAX_THREADS = 256;  // the most of a block
 
 // Before the first access to global memory: waits for the kernel ahead, then lets the next one start. `place` depends
 // on the index arithmetic, which comes first.

@@ -31,10 +31,10 @@
 
 // The threads whose registers an SM must hold. A thread then has at most 128, 255 or 168 registers; no variant spills.
 constexpr int SM_THREADS = FILTERS < 3 || FILTERS * ROWS < 8 ? 512 : ROWS == 2 ? 256 : 384;
-constexpr int COLUMNS = 4;                   // of outputs of a thread: a vector
+constexpr int COLUMNS = 4;                   // a thread computes rows of four outputs, a vector
 constexpr int TAPS = SIZE ? SIZE : 4;        // columns of the filter that are taken at a time
 constexpr int SLOT = (TAPS + 3) / 4 * 4;     // floats of their weights in shared memory
-constexpr int ROUNDS = SIZE ? SIZE : 1;      // of rows of the filter that are unrolled
+constexpr int ROUNDS = SIZE ? SIZE : 1;      // rows of the filter that the loop unrolls
 constexpr int SLOT_FLOATS = FILTERS * SLOT;  // the same of all filters of a thread
 
 typedef float Sums[FILTERS][ROWS][COLUMNS];
@@ -53,17 +53,17 @@ __device__ __forceinline__ void load_vectors(float (&values)[FLOATS], const floa
 // How the input and the weights of a channel lie in shared memory, which depends on the filter and the stride.
 struct Layout {
     int kernel_h, kernel_w, stride_h, stride_w;
-    int phases;          // of the columns
+    int phases;          // phases of the input's columns
     int pitch;           // floats of a row of a phase, a multiple of 4
-    int slots;           // of a row of the filter: TAPS weights each
-    int channel_floats;  // of a channel's input
+    int slots;           // slots of a row of the filter, with TAPS weights each
+    int channel_floats;  // floats of a channel's input
 
     __device__ __forceinline__ int row_floats() const { return phases * pitch; }
     __device__ __forceinline__ int phase_slots() const { return slots / phases; }
 };
 
-// Adds the products of COUNT columns of the filter, and of its rows from `first` to `end`, to the sums. rows: the window
-// of the first output row at row 0. Steps are from a row to the next.
+// Adds the products of COUNT columns of the filter, and of its rows from `first` to `end`, to the sums. rows: the first
+// output row's window, from row 0 on. Steps are from a row to the next.
 template <int COUNT>
 __device__ __forceinline__ void add_columns(Sums& sums, const float* rows, int row_step, const float* weights,
                                             int weight_step, int first, int end) {
@@ -147,7 +147,7 @@ __device__ __forceinline__ void copy_weights(float* to, const float* from, int c
                                              const Layout& layout) {
     const int area = layout.kernel_h * layout.kernel_w;
     for (int i = threadIdx.x; i < count * area; i += blockDim.x) {
-        const int row = i / layout.kernel_w, kx = i - row * layout.kernel_w;  // of all channels
+        const int row = i / layout.kernel_w, kx = i - row * layout.kernel_w;  // row: counted over all channels
         const int phase = SIZE ? 0 : kx % layout.stride_w, tap = SIZE ? kx : kx / layout.stride_w;
         const int slot = row * layout.slots + phase * layout.phase_slots() + tap / TAPS;
         const unsigned target = shared_address(to + slot * SLOT_FLOATS + tap % TAPS);
@@ -237,7 +237,7 @@ extern "C" __global__ void __launch_bounds__(SM_THREADS, 1)
                   (int)pitch,    (int)slots,    0};
     }
     layout.channel_floats = (int)rows * layout.row_floats();
-    const int weight_floats = layout.kernel_h * layout.slots * SLOT_FLOATS;  // of a channel
+    const int weight_floats = layout.kernel_h * layout.slots * SLOT_FLOATS;  // weights of a channel
     const int buffer_floats = (int)chunk * (layout.channel_floats + weight_floats);
     const int window = thread_y * ROWS * layout.stride_h * layout.row_floats() + thread_x * COLUMNS;
     const int top = tile_y * layout.stride_h - (int)pad_h, left = tile_x * layout.stride_w - (int)pad_w;

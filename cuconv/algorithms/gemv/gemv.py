@@ -28,7 +28,7 @@ SCHEDULERS = 4  # per SM: each issues an instruction at the same time as the oth
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The constants of the cost model, in microseconds of what each says."""
+    """The constants of the cost model, in microseconds; each says for what."""
 
     start: float = constant("a launch, and a block from start to end, without loads and sums")
     latency: float = constant("a warp's latency of an iteration over the reduction")

@@ -1,13 +1,14 @@
 // Group normalisation of channels-last images in FP16 or BF16, then an activation: computed in FP32, rounded once.
 //
-// output = f((input - mean) / sqrt(variance + eps) * weight + bias), with the mean and the variance of a group of channels
-// of an image, and a weight and a bias for each channel.
+// output = f((input - mean) / sqrt(variance + eps) * weight + bias). Mean and variance are those of a group of an
+// image's channels; weight and bias are per channel.
 //
 // A cluster computes a set of neighbouring groups of an image, whose channels are whole vectors, and each of its blocks a
 // slice of the pixels. In order:
 //
 //   1. Each thread finds the moments of its pixels, for each channel of its vector: from sums of differences from its
-//      first pixel, so that hardly any digits cancel. The vectors stay in shared memory where they fit.
+//      first pixel, so that digits cancel only where that pixel is far from the mean. The vectors stay in shared memory
+//      where they fit.
 //   2. The moments of a channel are joined: of phases in `parts` rows, of these rows, and of the cluster's blocks.
 //   3. A warp joins those of a group's channels.
 //   4. Threads normalise their vectors.
@@ -57,10 +58,12 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
     const Pixels part(vectors, there / VECTOR, (int)phases, row, (image * pixels + pixel) * row + channel / VECTOR,
                       slice_pixels);
     uint4* const stored = reinterpret_cast<uint4*>(shared);
-    float* const means = reinterpret_cast<float*>(stored + (kept ? (int)slice * vectors : 0));  // rows, as of squares
+    // Means, and sums of squared differences from them: [phases][room], then [parts][room], then [room].
+    float* const means = reinterpret_cast<float*>(stored + (kept ? (int)slice * vectors : 0));
     float* const squares = means + (int)phases * room;
-    float* const of_groups = squares + (int)phases * room;  // for each channel, the mean
-    float* const scales = of_groups + room;                 // and the scale of its group
+    // For each channel: first its moments over the image, later the mean and the scale of its group.
+    float* const of_groups = squares + (int)phases * room;
+    float* const scales = of_groups + room;
     wait_for_kernel_ahead();
     launch_dependents();
 

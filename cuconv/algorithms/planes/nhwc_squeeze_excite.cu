@@ -2,8 +2,8 @@
 //
 // output[n, c] = input[n, c] * gate[n, c], with the gates of excitation.cuh.
 //
-// A cluster computes an image. Its blocks share the channels in `channel_blocks` parts, and the pixels in as many as that
-// leaves. In order:
+// A cluster computes an image. Its blocks share the channels in `channel_blocks` parts, and the pixels in
+// BLOCKS / channel_blocks slices. In order:
 //
 //   1. Threads add up their vectors, and keep them in shared memory where they fit. Weights are copied meanwhile.
 //   2. The rows of sums, one for each phase, become `parts` rows.

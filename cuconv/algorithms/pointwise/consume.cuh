@@ -24,8 +24,8 @@ constexpr int TARGET = PRODUCTS == 3 ? 12 : 10;
 static_assert(LEAST_EXPONENT < TARGET && TARGET < 14, "a new scale lies within the range in which it stays");
 
 struct PixelScale {
-    int exponent = ZERO_EXPONENT;      // of the current chunk
-    int sum_exponent = ZERO_EXPONENT;  // of the tile's first chunk that is not all zero; the sums keep it
+    int exponent = ZERO_EXPONENT;      // the current chunk's
+    int sum_exponent = ZERO_EXPONENT;  // the sums': that of the tile's first chunk that is not all zero
 
     // most: the largest magnitude of the chunk's values.
     __device__ __forceinline__ void update(float most) {
@@ -39,7 +39,7 @@ struct PixelScale {
 // A thread's share of a chunk's pixels, as wgmma takes matrix A from registers. The thread has two pixels, which are
 // rows lane / 4 and lane / 4 + 8 of its warp, and of every 16 channels 2 * (lane % 4) + {0, 1, 8, 9}.
 struct Fragments {
-    float2 values[STEPS][4];  // of both pixels
+    float2 values[STEPS][4];  // values of both pixels
 
     __device__ static __forceinline__ constexpr int channel(int step, int i) { return step * 16 + i / 2 * 8 + i % 2; }
 
@@ -131,10 +131,10 @@ struct Consumer {
     const int consumer, lane;
     int first, second;  // floats from a stage to the thread's first pixel, and from there to its second
     int shift;          // SHIFTED: floats from a multiple of 16 bytes to the next pixels, in the thread's first channel
-    PipelineState<PIXEL_STAGES> pipeline;  // of the next chunk
+    PipelineState<PIXEL_STAGES> pipeline;  // the next chunk's
     int weights;                           // weight stage of the next chunk
     Fragments next;                        // the next chunk's pixels
-    float2 largest;                        // of these
+    float2 largest;                        // largest magnitudes in `next`
     PixelScale scales[2];
 
     __device__ __forceinline__ Consumer(const Block& block, int consumer, int thread)

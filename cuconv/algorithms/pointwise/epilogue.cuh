@@ -17,7 +17,7 @@ constexpr int PASS_FILTERS = EPILOGUE_FILTERS / 2, PASSES = (BF + PASS_FILTERS -
 constexpr int SHARERS = WARPGROUP_SPLIT_K ? CONSUMERS : 1;  // consumers with the same pixels
 constexpr int BUFFERS = EPILOGUE_FILTERS * PITCH;           // floats of a consumer's two buffers
 constexpr int WRITERS = SHARERS * WARPGROUP;                // threads that write a tile's pixels
-constexpr int WRITE_FLOATS = VECTOR ? 4 : 1;                // of a store, in the layouts that are not shifted
+constexpr int WRITE_FLOATS = VECTOR ? 4 : 1;                // floats of a store, unless SHIFTED
 
 // Neighbouring outputs that are read and written at once: one or four.
 template <int FLOATS>
@@ -43,7 +43,7 @@ struct Epilogue {
     const float *weight, *bias;
     float* output;
     const Activation activation;
-    float* const buffers;  // of all consumers
+    float* const buffers;  // each consumer's, one after the other
     const int consumer;
     WITH_RESIDUAL(const float* const residual;)
 
@@ -70,7 +70,7 @@ struct Epilogue {
 
         float* const to;
         const int filter, left;  // the first filter, and how many exist from it on
-        const int first, place;  // of that filter within a pass, and of its outputs within a buffer
+        const int first, place;  // its number in a pass, and its outputs' place in a buffer
 
         // Whether the thread's i-th filter is one of a pass of `filters` filters.
         __device__ __forceinline__ bool is_in_pass(int i, int filters) const {
@@ -137,7 +137,7 @@ struct Epilogue {
     // output. A tile writes from one multiple of GRAIN in the output to another, except at the ends of a plane. So no
     // two tiles write to the same sector, or with the smaller grain to the same 16 bytes.
     struct Row {
-        int offset;      // of the tile's first pixel, off 16 bytes
+        int offset;      // floats from a multiple of 16 bytes to the tile's first pixel
         int begin, end;  // what the tile writes, from the multiple of 16 bytes on
 
         __device__ __forceinline__ Row(const Epilogue& w, Block::Place place, int filter) {
@@ -355,7 +355,7 @@ struct Epilogue {
 
     // Where the thread's sums go in a buffer: of every eight filters it has two, in two pixels.
     struct Target {
-        int places[2];  // of the first pixel, in each of the two filters
+        int places[2];  // the first pixel's, in each of the two filters
         bool second;    // whether the second pixel exists
     };
     // SHIFTED: offset of the first filter's outputs off 16 bytes, and `plane` floats to the next filter's; otherwise 0.

@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                      (int)(warpgroup_tiles + WARPGROUP_TILES - 1) / WARPGROUP_TILES, (int)(filters + BF - 1) / BF,
                      (unsigned)image_tiles, (int)output_planes};
     const int tiles = s.pixel_tiles * s.filter_tiles;
-    const Share share(tiles, blockIdx.x, gridDim.x);  // of the tiles, without a grid stride
+    const Share share(tiles, blockIdx.x, gridDim.x);  // the block's share of the tiles, without a grid stride
     const LastWave last(s);
     const Memory memory = {workspace WITH_PREPARED(, packed, flags)};
     char* const weight_stages = dynamic + CONSUMERS * PIXEL_STAGES * PIXEL_STAGE_FLOATS * 4;

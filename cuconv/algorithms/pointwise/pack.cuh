@@ -32,7 +32,7 @@ __device__ __forceinline__ void load_weights(float* values, const float* from, b
 struct PackingJobs {
     static constexpr int PACKERS = CONSUMERS * WARPGROUP, WARPS = PACKERS / 32;
     static constexpr int CHANNEL_LANES = CHANNELS % 32 ? 2 : 4, FILTER_LANES = 32 / CHANNEL_LANES;
-    static constexpr int OCTETS = CHANNELS / 8 / CHANNEL_LANES;  // of a lane in a job
+    static constexpr int OCTETS = CHANNELS / 8 / CHANNEL_LANES;  // octets that a lane packs in a job
     static constexpr int CHUNK_JOBS = BF / FILTER_LANES;
 
     __device__ static constexpr int warp_jobs(int parts) {
@@ -60,7 +60,7 @@ struct WeightPacker : PackingJobs {
 
     const Sizes& s;
     char* const stages;
-    unsigned* const maxima;  // of all channels, in shared memory
+    unsigned* const maxima;  // each channel's, in shared memory
     const int thread, lane = thread % 32, warp = thread / 32;
     const int lane_filter = lane % FILTER_LANES, lane_channel = lane / FILTER_LANES * 8;
     float values[JOBS][OCTETS][8];

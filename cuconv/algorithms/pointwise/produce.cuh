@@ -68,8 +68,8 @@ __device__ __forceinline__ int weight_uses(int unit, const Tile& tile) {
 struct Producer {
     const Block& block;
     const Workspace& workspace;
-    const int consumer, thread;  // of the consumer's producers
-    const uint64 policy;         // of the cache, for pixels
+    const int consumer, thread;  // thread: its number among the consumer's producers
+    const uint64 policy;         // L2 cache policy for pixels
 
     __device__ __forceinline__ void copy_weights(const Tile& tile, int chunk, int unit) const {
         if (PACKS_WEIGHTS) return;

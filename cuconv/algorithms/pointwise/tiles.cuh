@@ -17,13 +17,13 @@ constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr bool LARGE_PRODUCERS = SHIFTED || TAIL_SPLIT_K > 1 && PLANE && !PREPARED;
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? PLANE ? 32 : 56 : LARGE_PRODUCERS ? 56 : 40;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? PLANE ? 160 : 152 : LARGE_PRODUCERS ? 224 : 232;
-constexpr int WARPGROUP_PIXELS = 64;                                // of a warpgroup tile: the rows of wgmma
-constexpr int WARPGROUP_TILES = WARPGROUP_SPLIT_K ? 1 : CONSUMERS;  // of an output tile
+constexpr int WARPGROUP_PIXELS = 64;                                // pixels of a warpgroup tile: the rows of wgmma
+constexpr int WARPGROUP_TILES = WARPGROUP_SPLIT_K ? 1 : CONSUMERS;  // warpgroup tiles of an output tile
 constexpr int GRAIN = SHIFTED ? SHIFTED : 1;
 constexpr int TILE_STEP = WARPGROUP_PIXELS - (GRAIN - 1);  // pixels from a warpgroup tile to the next, where SHIFTED
-constexpr int PIXEL_STAGE_FLOATS = CHANNELS * PITCH;       // of one consumer
+constexpr int PIXEL_STAGE_FLOATS = CHANNELS * PITCH;       // a consumer's
 constexpr int WEIGHT_STAGE_BYTES = ROW_BYTES + CHANNELS * 4 + BF * 4;  // weights, channel scales, filter scales
-constexpr int SUMS = BF / 2;                                           // of a consumer's thread
+constexpr int SUMS = BF / 2;                                           // sums of a consumer's thread
 constexpr bool SINGLE_CHUNK = WEIGHTS_RESIDENT && WEIGHT_STAGES == 1;  // whose products are the sums
 constexpr int CHUNK_STEP = WARPGROUP_SPLIT_K ? CONSUMERS : 1;          // from a consumer's chunk to its next one
 constexpr int CONSUMER_WEIGHT_STAGES = WEIGHT_STAGES / CHUNK_STEP;     // where weights are not resident
@@ -85,10 +85,10 @@ struct Shared {
     uint64 full_pixels[CONSUMERS][PIXEL_STAGES], empty_pixels[CONSUMERS][PIXEL_STAGES];
     uint64 full_weights[WEIGHT_STAGES], empty_weights[WEIGHT_STAGES];
     // Volatile, so that they are read again each time and take no register in between.
-    volatile int tiles;  // of the block
+    volatile int tiles;  // the block's tiles
     // TAIL_SPLIT_K: which of the block's tiles it has a part of, and the chunks of that part.
     volatile int split_tile, begin_chunk, end_chunk;
-    volatile unsigned reciprocal;  // of the divisor of Block::divide, times 2^32
+    volatile unsigned reciprocal;  // 2^32 / divisor, for Block::divide
 };
 
 // An output tile. With a grid stride, tiles with the same pixels follow each other and a block takes every gridDim.x-th
@@ -96,8 +96,8 @@ struct Shared {
 // each other, and a block takes consecutive ones.
 struct Tile {
     int pixel_tile, filter_tile;
-    int loads = 0;  // of other filters' weights so far, where weights are resident
-    int count = 0;  // of the block's tiles before this one
+    int loads = 0;  // times that resident weights were replaced so far
+    int count = 0;  // tiles of the block before this one
 
     __device__ __forceinline__ Tile(int tile, const Sizes& s)
         : pixel_tile(GRID_STRIDE ? tile / s.filter_tiles : tile % s.pixel_tiles),
@@ -137,7 +137,7 @@ struct LastWave {
     __device__ __forceinline__ explicit LastWave(const Sizes& s)
         : waves(s.pixel_tiles * s.filter_tiles / (int)gridDim.x), part(blockIdx.x % TAIL_SPLIT_K),
           takes_part(waves * gridDim.x + blockIdx.x / TAIL_SPLIT_K < s.pixel_tiles * s.filter_tiles) {}
-    // Which of the block's tiles is the one that it has a part of; -1 for none.
+    // The number, among the block's tiles, of the tile that it shares with other blocks; -1 for none.
     __device__ __forceinline__ int split_tile() const { return !takes_part ? -1 : part > 0 ? 0 : waves; }
     // The tile that is the block's `count`-th.
     __device__ __forceinline__ int tile_of(int count, int split_tile) const {

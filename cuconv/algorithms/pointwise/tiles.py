@@ -30,7 +30,7 @@ PADDED_PITCH = 68  # floats of 64 pixels in shared memory, so that reads of frag
 
 
 class PixelLayout(IntEnum):
-    """Which pixels a warpgroup tile has. Arrays hold its numbers."""
+    """The pixels that a warpgroup tile has. Arrays hold its numbers."""
 
     PLAIN = 0
     """The next 64 pixels, counted through all images."""

@@ -16,8 +16,8 @@ constexpr int STEPS = STAGE_DEPTH / 8;              // wgmma depths in a stage
 constexpr int TILE_FLOATS = FILTERS * STAGE_DEPTH;  // a stage of weights, one part
 static_assert(STAGE_DEPTH * sizeof(float) == 128, "a row of weights is as wide as the swizzle");
 
-// Which filter positions meet the input at a pixel: a mask of positions, or for LARGE_FILTER 2 masks of the filter's
-// rows in the low half and of its columns in the high half.
+// A mask of the filter positions that read inside the input at a pixel. LARGE_FILTER 2: of filter rows in the low half,
+// and of filter columns in the high half.
 #if LARGE_FILTER
 typedef uint64 TapMask;
 #else
@@ -93,7 +93,7 @@ struct Pixel {
         const int y_out = p.by_out_w(pixel, x_out);
         const int y = y_out * g.stride_h - p.pad_h, x = (int)x_out * g.stride_w - p.pad_w;
         source += (int64)y * p.width + x;
-        TapMask columns = 0;  // of the filter, that meet the input
+        TapMask columns = 0;  // filter columns that read inside the input
 #pragma unroll
         for (int kx = 0; kx < p.kernel.w; ++kx)
             columns |= (TapMask)(exists && (unsigned)(x + kx * g.dilation_w) < p.width) << kx;

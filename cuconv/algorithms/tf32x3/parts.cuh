@@ -8,7 +8,7 @@
 #include "common/truncation.cuh"
 
 static_assert(PRODUCTS == 3 || PRODUCTS == 1, "three products of two parts, or one of the rounded operands");
-constexpr int PARTS = PRODUCTS == 3 ? 2 : 1;  // of an operand: big and small, or the rounded value alone
+constexpr int PARTS = PRODUCTS == 3 ? 2 : 1;  // parts of an operand: big and small, or one rounded value
 
 // Decomposes x into big + small. big is x rounded to 10 bits of mantissa: the addition carries half a unit of the last
 // bit that stays, the mask drops the rest. small = x - big is exact; the tensor cores ignore its low 13 bits. A NaN
@@ -38,7 +38,7 @@ __device__ __forceinline__ bool is_right(float sum) {
 // chains of dependent instructions half as long.
 struct Judge {
     float zeros[2] = {};             // stay 0 only if every sum times 0 is 0, which Inf and NaN times 0 are not
-    unsigned least[2] = {~0u, ~0u};  // of the bits of the magnitudes, doubled, less 1: for 0 that is the largest number
+    unsigned least[2] = {~0u, ~0u};  // least 2 * bits - 1: without a sign, and 0 becomes the largest number
 
     __device__ __forceinline__ void add(float sum, int chain) {
         zeros[chain] = fmaf(sum, 0.0f, zeros[chain]);

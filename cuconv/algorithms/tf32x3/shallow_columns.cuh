@@ -47,7 +47,7 @@ struct Problem {
 // A lane's four pixels of a tile.
 struct Pixels {
     const float* source[ADJACENT ? 1 : 4];  // the window's first element, or that of each pixel; null without a pixel
-    int y, x;                               // of the window's first element, which may lie in the padding
+    int y, x;                               // row and column of the window's first element, perhaps in the padding
     int64 place;                            // offset of the first output that the lane writes; -1 where there is none
 
     __device__ __forceinline__ Pixels(unsigned tile, unsigned pixels, const float* input, const Problem& p) {

@@ -11,7 +11,7 @@
 #include "common/activation.cuh"
 #include "tf32x3/columns.cuh"
 
-constexpr int PIECES = FILTERS / 8;  // of a thread
+constexpr int PIECES = FILTERS / 8;  // pieces of a thread
 // Filters that each block of a cluster writes, in whole pieces; the last block may have fewer.
 constexpr int SHARE = (FILTERS / 2 + SPLIT_K - 1) / SPLIT_K * 2;
 
@@ -229,7 +229,7 @@ __device__ __forceinline__ void write_accumulators(float (&kept)[KEPT<GROUPS>][4
 // would wait for all memory operations of a block instead (docs/tf32x3_wgmma.md).
 template <int PIXELS>
 struct Inbox {
-    float sums[SPLIT_K][SHARE * PIXELS];  // of each block [SHARE / 2][PIXELS / 2][piece]
+    float sums[SPLIT_K][SHARE * PIXELS];  // each block's: [SHARE / 2][PIXELS / 2][piece]
     int64 pixels[PIXELS];                 // offsets of the pixels' outputs, as Output takes them
     uint64 arrived, padding;
 
@@ -248,7 +248,7 @@ struct Inbox {
     // its bytes on the receiver's mbarrier, so a block may end before its stores arrive.
     template <int GROUPS>
     __device__ __forceinline__ void send(const float (&kept)[KEPT<GROUPS>][4], int rank, int group) {
-        constexpr unsigned PAIRS = SHARE / 2;  // of filters, of a block
+        constexpr unsigned PAIRS = SHARE / 2;  // pairs of filters that a block writes
         const unsigned row = threadIdx.x % (2 * PIXELS) / 4, first = group * 4 + threadIdx.x % 4;
         const float* const mine = sums[rank] + row * 4;
 #pragma unroll

@@ -25,7 +25,7 @@ MAX_TILE = 256  # filters or pixels; kernels round a size up to whole tiles, whi
 
 @dataclass(frozen=True, slots=True)
 class GridCosts:
-    """The cost model's constants of a launch besides the stages of its blocks, in microseconds of what each says."""
+    """The cost model's constants of a launch besides the stages of its blocks, in microseconds; each says for what."""
 
     start: float = constant("a launch")
     block: float = constant("a block from start to end, without its stages")
@@ -103,7 +103,7 @@ def tiles_of(problem: ConvProblem, filters: Number, pixels: Number) -> Number:
 
 
 def launchable(many: ClusterConfig[Any], possible: Any, problem: ConvProblem, device: DeviceSpec) -> Any:
-    """Which of the possible among many configurations have a grid and shared memory that the device allows.
+    """The mask of the possible configurations whose grid and shared memory the device allows.
 
     Raises UnsupportedProblem where there is none.
     """

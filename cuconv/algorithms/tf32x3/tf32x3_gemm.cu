@@ -34,7 +34,7 @@
 constexpr int THREADS = 32 * FILTER_WARPS * PIXEL_WARPS * WARP_SPLIT_K;
 constexpr int WARP_FILTERS = FILTERS / FILTER_WARPS, WARP_PIXELS = PIXELS / PIXEL_WARPS;
 constexpr int M_TILES = WARP_FILTERS / 16, N_TILES = WARP_PIXELS / 8;  // mma tiles of a warp
-constexpr int WARP_DEPTH = STAGE_DEPTH / WARP_SPLIT_K;                 // of a stage
+constexpr int WARP_DEPTH = STAGE_DEPTH / WARP_SPLIT_K;                 // depth of a stage that a warp multiplies
 constexpr int STEPS = WARP_DEPTH / 8;                                  // mma depths of a warp in a stage
 // Rows in shared memory, in floats. The padding puts the fragments of a warp in 32 different banks.
 constexpr int WEIGHT_ROW = STAGE_DEPTH + WEIGHT_PADDING, COLUMN_ROW = PIXELS + COLUMN_PADDING;
@@ -51,8 +51,8 @@ static_assert(PIXELS % 32 == 0, "a warp copies, adds up and writes rows together
 // the low half, and for each column in the high half.
 //
 // An entry of the tap table, for one k of the reduction: the distance in floats from a pixel's source to its element,
-// and the filter position, packed into one integer unless the filter is large. A k beyond the reduction has a position
-// that is never in a mask: 63, or row 31.
+// and the filter position, packed into one integer unless the filter is large. For a k beyond the
+// reduction, the position is one that no mask contains: 63, or row 31.
 #if TAP_BYTES == 4
 struct Tap {
     int packed;

@@ -49,7 +49,7 @@ REGISTERS = {3: 128, 1: 88}  # a thread's, by products; as many blocks fit an SM
 
 @dataclass(frozen=True, slots=True)
 class Costs(GridCosts):
-    """The constants of the cost model, in microseconds of what each says."""
+    """The constants of the cost model, in microseconds; each says for what."""
 
     taps: float = constant("the tap tables of a launch; a 1x1 filter without padding needs none")
     fetch: float = constant("latency of a stage, for each element of columns that a thread copies")

@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SM_REGISTERS / (REGISTERS 
     const unsigned step = gridDim.x / (unsigned)filter_blocks * WARPS;
     unsigned tile = blockIdx.x / (unsigned)filter_blocks * WARPS + threadIdx.x / 32;
     float values[COUNT];
-    int64 place = -1;  // of the pixels whose elements are in `values`
+    int64 place = -1;  // output offset of the pixels whose elements are in `values`
     const auto load = [&](const Pixels& here) {
         here.load(values, p);
         place = here.place;

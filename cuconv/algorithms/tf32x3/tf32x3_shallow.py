@@ -35,7 +35,7 @@ REGISTERS = (128, 168, 255)  # a thread's, for an occupancy of 16, 12 and 8 warp
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The constants of the cost model, in microseconds of what each says."""
+    """The constants of the cost model, in microseconds; each says for what."""
 
     start: float = constant("a launch, and a block from start to end, without its weights and tiles")
     weights: float = constant("a thread's time to decompose 2**4 weights")

@@ -146,7 +146,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, MIN_BLOCKS_PE
     int iterations = (last - first + WARPGROUP_SPLIT_K - 1) / WARPGROUP_SPLIT_K;
     // Whether this warpgroup has no stage in the last iteration.
     const int idle = WARPGROUP_SPLIT_K > 1 && (iterations - 1) * WARPGROUP_SPLIT_K + group_k >= last - first;
-    int left = depth - (first + group_k) * STAGE_DEPTH;  // of the reduction, from the next stage to load on
+    int left = depth - (first + group_k) * STAGE_DEPTH;  // elements of the reduction from the next stage to load on
     const int lane = threadIdx.x % 4;
 #if POINTWISE
     pixel_a.source += (int64)(depth - left + lane) * plane;

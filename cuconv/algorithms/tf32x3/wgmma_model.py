@@ -51,7 +51,7 @@ STRIDES = {1: (1, 2), 2: (2,), 3: (1, 2), 4: (4,), 5: (1,), 7: (1, 2), 11: (4,)}
 
 @dataclass(frozen=True, slots=True)
 class Costs(GridCosts):
-    """The constants of the cost model, in microseconds of what each says."""
+    """The constants of the cost model, in microseconds; each says for what."""
 
     traffic: float = constant("2**11 elements fetched for each SM at the same time, through the L2 cache")
     latency: float = constant("a warpgroup's latency of a stage")

@@ -8,8 +8,8 @@ __device__ __forceinline__ int first_filter(int) { return 0; }  // both warpgrou
 
 #include "common/fp16_rescale.cuh"
 
-// The weights of a warpgroup's points. One thread copies them, a stage ahead of their use; all threads keep count, so
-// that the count lies in uniform registers.
+// The weights of a warpgroup's points. One thread copies them, a stage ahead of their use. All threads count, which
+// keeps the count in uniform registers.
 struct WeightFetcher {
     const char *const rows, *next;  // in the workspace, in the order of their use, again and again
     const char* const end;
@@ -43,7 +43,7 @@ struct Consumer {
     const Geometry& g;
     const Output output;
     const unsigned input_stages;  // address in shared memory
-    char* const weight_stages;    // of both warpgroups
+    char* const weight_stages;    // stages of both warpgroups
     Shared& shared;
     const int warpgroup;
     const ClusterShare share;

@@ -159,9 +159,9 @@ struct Producer {
     char* const stages;
     float* const raw;
     Shared& shared;
-    int exponent = 6;      // of the input's scale: right for maxima of 1/4 to 512, whatever the transform makes of them
+    int exponent = 6;      // the input scale's; 6 suits maxima of 1/4 to 512, whatever the transform makes of them
     bool suspect = false;  // whether the scale was found for a suspect chunk; chunks with the same scale may be alike
-    unsigned most = 0;  // of the chunk
+    unsigned most = 0;  // the chunk's largest magnitude
 
     __device__ __forceinline__ int first_cell(const WorkUnit& at) const { return at.spatial_tile * CELLS; }
 
@@ -197,7 +197,7 @@ struct Producer {
         const unsigned scale = at.filter_tile * g.chunks * CHANNELS + channel + thread;
         if (thread < 8)
             copy_async(shared_address(shared.scales[octet] + thread), workspace.channel_scales + scale, true);
-        const unsigned plane = (unsigned)g.p.height * g.p.width * 4, group = channel * plane;  // of at most 2^32 bytes
+        const unsigned plane = (unsigned)g.p.height * g.p.width * 4, group = channel * plane;  // bytes, below 2^32
         const bool in_input = (int)channel < g.p.channels;
         const unsigned to = shared_address(raw + octet * 8 * RAW_FLOATS + thread);
 #pragma unroll
@@ -292,8 +292,8 @@ struct Producer {
     }
 
     __device__ __forceinline__ void run() {
-        unsigned count = block_rank();         // of the share's chunks before the current one
-        int left = shared.units - (int)count;  // of the share's chunks from the current one on
+        unsigned count = block_rank();         // chunks of the share before the current one
+        int left = shared.units - (int)count;  // chunks of the share from the current one on
         if (left <= 0) return;
         WorkUnit at(ClusterShare(g, share_number()).begin + count, g);  // the chunk that is copied next
         bool moved = false;  // whether `at` is in a tile whose windows are not located yet

@@ -18,7 +18,7 @@ constexpr int CONSUMERS = 2 * WARPGROUP, THREADS = CONSUMERS + PRODUCERS;
 constexpr int OUTPUTS = POINTS + 1 - KW;  // outputs of a cell: four
 constexpr int CELLS = TILE_CELLS;         // cells of a tile
 constexpr int GROUP_POINTS = POINTS / 2;  // points of a consumer warpgroup
-constexpr int PAIRS = GROUP_POINTS - 1;   // of points x and -x
+constexpr int PAIRS = GROUP_POINTS - 1;   // pairs of points x and -x
 static_assert(CONSUMERS == 256 && BF == 64 && ROWS == POINTS && STEPS == KH && CHANNELS == 16 && (KW == 3 || KW == 5));
 
 // A stage of transformed input: [points][high, low][2][STAGE_CELLS][8] FP16, then its scale.
@@ -32,7 +32,7 @@ constexpr int RAW_BYTES = 8 * RAW_FLOATS * 4;
 static_assert(RAW_FLOATS % 4 == 0);
 // A stage of weights holds one point; at a tile's end, the warpgroup's outputs on their way out.
 constexpr int STAGING_ROW = 36;                              // floats; a warp's float4 stores meet no bank twice
-constexpr int STAGING_FLOATS = WARPGROUP / 2 * STAGING_ROW;  // of a warpgroup
+constexpr int STAGING_FLOATS = WARPGROUP / 2 * STAGING_ROW;  // floats of a warpgroup
 constexpr int WEIGHT_STAGE_BYTES = ROW_BYTES > STAGING_FLOATS * 4 ? ROW_BYTES : STAGING_FLOATS * 4;
 constexpr unsigned NOWHERE = 0xffffffffu;
 
@@ -60,7 +60,7 @@ struct Polynomial {
 };
 
 typedef float Chain[WGMMA_SUMS];
-typedef float Sums[GROUP_POINTS][WGMMA_SUMS];  // of a thread
+typedef float Sums[GROUP_POINTS][WGMMA_SUMS];  // a thread's sums
 
 // Where a padded row of a strip lies: its image, its row with the padding, and the column of the strip's first output.
 struct RowOrigin {
@@ -125,8 +125,8 @@ __device__ __forceinline__ int block_rank() {
 
 // Producers: in a job a warp converts eight channels of 16 cells, and a lane four channels of one.
 constexpr int WARPS = PRODUCERS / 32;
-constexpr int JOBS = (STAGE_CELLS + 16 * WARPS - 1) / (16 * WARPS);  // of a warp, for eight channels
-constexpr int COPIES = (RAW_FLOATS + PRODUCERS - 1) / PRODUCERS;     // of a thread, for one channel
+constexpr int JOBS = (STAGE_CELLS + 16 * WARPS - 1) / (16 * WARPS);  // a warp's jobs for eight channels
+constexpr int COPIES = (RAW_FLOATS + PRODUCERS - 1) / PRODUCERS;     // a thread's copies for one channel
 
 // Where a cell's outputs begin for the first filter, in floats, and how many there are.
 struct CellOutputs {
@@ -138,14 +138,14 @@ struct CellOutputs {
 // Static shared memory. The volatile members are read anew once a tile, so that they take no register in between.
 struct Shared {
     uint64 full_input[IN_STAGES], empty_input[IN_STAGES];
-    uint64 full_weights[2][WEIGHT_STAGES];  // of each consumer warpgroup
-    const int* volatile filter_scales;      // of the workspace, for consumers
+    uint64 full_weights[2][WEIGHT_STAGES];  // a row for each consumer warpgroup
+    const int* volatile filter_scales;      // in the workspace; consumers read it
     unsigned* volatile flags;
     float4* volatile sums;
-    volatile int units;                       // of the share, for producers
-    __align__(16) unsigned maxima[2][WARPS];  // of producer warps; the second set is for convert_again
-    __align__(16) float scales[2][8];         // of the channels that are being copied or converted
-    CellOutputs outputs[2][CELLS];            // of the tile that a consumer warpgroup writes
+    volatile int units;                       // chunks of the block's share; producers read it
+    __align__(16) unsigned maxima[2][WARPS];  // each producer warp's; the second set is for convert_again
+    __align__(16) float scales[2][8];         // channel scales of what is being copied or converted
+    CellOutputs outputs[2][CELLS];            // outputs of the tile that a consumer warpgroup writes
     __align__(16) float bias[FILTERS];        // likewise
     unsigned sources[COPIES][PRODUCERS];      // byte offsets of the elements that a producer thread copies
     int windows[JOBS][PRODUCERS];             // where the inputs of its cells lie, in floats

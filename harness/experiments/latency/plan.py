@@ -1,4 +1,4 @@
-"""Which processes an experiment starts, in which order, and the input sizes that they compute."""
+"""The processes that an experiment starts, in order, and the input sizes that they compute."""
 
 from __future__ import annotations
 

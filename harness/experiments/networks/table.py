@@ -99,7 +99,7 @@ def paper_results(results_of_device: Path, table: Table = NETWORKS) -> Results |
 
 
 def _of_paper(frame: pd.DataFrame) -> pd.Series[bool]:
-    """Which rows are of the paper's networks."""
+    """The mask of the rows of the paper's networks."""
     return (frame.source == TORCHVISION) & frame.network.isin(PAPER_NETWORKS)
 
 
@@ -128,15 +128,15 @@ def networks_table(frame: pd.DataFrame) -> str:
         for title, theirs, ours in COMPARED:
             cases = beside(rows, theirs, ours)
             if cases:
-                who = _counts(case.who for case in cases)
-                parts += [f"**{whose}{title}.** The fastest of torch: {who}.", _grid_beside(cases)]
+                parts += [f"**{whose}{title}.** {_fastest_of_torch(cases)}", _grid_beside(cases)]
     return "\n\n".join(parts)
 
 
-def _counts(contenders: Iterable[str]) -> str:
-    """How often each contender is named, the most frequent first: "`torch` 5, `torch_compile` 2"."""
-    counts = Counter(name for name in contenders if name)
-    return ", ".join(f"`{name}` {count}" for name, count in counts.most_common()) or NONE
+def _fastest_of_torch(cases: Iterable[Beside]) -> str:
+    """The sentence that says in how many cells each contender of torch is the fastest, the most frequent first."""
+    counts = Counter(case.who for case in cases if case.who)
+    found = ", ".join(f"`{name}` in {count}" for name, count in counts.most_common())
+    return f"Cells in which each contender is the fastest of torch: {found or NONE}."
 
 
 def grid(cases: Iterable[tuple[str, int, float, float]], digits: int = 0, won: bool = True) -> str:
@@ -178,7 +178,10 @@ def networks_section(results_of_device: Path, plots: str) -> str:
     if not results or not table:
         return NETWORKS.missing(results_of_device.name)
     picture = _picture(results, plots) if paper_results(results_of_device) else ""
-    note = "A cell has the speedup, and the microseconds of torch and of cuConv in a CUDA graph."
+    note = (
+        "A cell has the speedup, and the microseconds of torch and of cuConv in a CUDA graph. A batch that was not "
+        "measured has no column."
+    )
     parts = [picture, note, table, f"Measured on {provenance(results)}."]
     return "\n\n".join(part for part in parts if part)
 
@@ -267,7 +270,7 @@ def half_table(frame: pd.DataFrame) -> str:
     """The `grid` of torch in FP16 and cuConv in FP32 in networks.csv: microseconds in CUDA graphs."""
     cases = beside(frame, HALF)
     table = _grid_beside(cases)
-    return f"{table}\n\nThe fastest of torch in FP16: {_counts(case.who for case in cases)}." if table else ""
+    return f"{table}\n\n{_fastest_of_torch(cases)}" if table else ""
 
 
 def _grid_beside(cases: Sequence[Beside]) -> str:

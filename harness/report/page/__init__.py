@@ -1,4 +1,4 @@
-"""What the page of a sweep shows, as columns and lists for its JavaScript: cases, rivals, runs and the roofline.
+"""The contents of a sweep's page, as columns and lists for its JavaScript: cases, rivals, runs and the roofline.
 
 The page is one HTML file that needs no network. `python -m harness report page` writes it.
 """
