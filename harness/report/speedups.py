@@ -1,4 +1,4 @@
-"""Tables of speedups: by batch and filter size, with TF32 allowed, the worst cases, and time over the floor."""
+"""Tables of speedups: by batch and filter size, with TF32 allowed, and the worst cases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from harness.sweep.comparisons import (
     fastest,
     geometric_mean,
     grouped,
-    layer_label,
     problem_of,
     rivals,
     summarise,
@@ -237,40 +236,6 @@ def title_with_tf32(results: Results, ours: str) -> str:
     """The title of a comparison of the first subject, in a precision, with rivals that may round to TF32."""
     subject = f"{results.shown(results.subject)} in {ours.upper()}"
     return f"{subject} against {results.comparison.rivals_label} with TF32 allowed"
-
-
-def floor_table(results: Results) -> str:
-    """The first subject by batch size: over cuDNN, over the faster of cuDNN and cuBLAS, and over the floor.
-
-    The floor of a case is a fixed yardstick, max(FLOP / 120 TFLOP/s, bytes / 4 TB/s, 2.5 us), and no bound. Its columns
-    are the geometric mean of time over floor, and the case that is furthest from its floor.
-    """
-    body = []
-    for batch, cases in grouped(results.of_subject(), "batch"):
-        both = cases.assign(rival_us=cases[["rival_us", "cublas_us"]].min(axis=1))
-        both["speedup"] = both.rival_us / both.mean_us
-        ran = cases.assign(distance=cases.mean_us / cases.floor_us).dropna(subset="distance")
-        cells: list[str | int] = []
-        for s in (summarise(cases), summarise(both)):
-            cells += [times(s.geometric), s.of - s.wins]
-        body.append([batch, *cells, f"{geometric_mean(ran.distance):.2f}", _furthest(ran)])
-    header = [
-        "batch",
-        "over cuDNN",
-        "lost",
-        "over cuDNN and cuBLAS",
-        "lost",
-        "time / floor",
-        "furthest (HW-M-C)",
-    ]
-    return markdown(header, body)
-
-
-def _furthest(ran: pd.DataFrame) -> str:
-    if ran.empty:
-        return NONE
-    (case,) = each(ran.nlargest(1, "distance"))
-    return f"{case.distance:.1f} ({case.k}x{case.kw} {layer_label(case)})"
 
 
 def worst_table(results: Results, rows: pd.DataFrame, most: int = WORST) -> str:

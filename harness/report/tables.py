@@ -19,7 +19,7 @@ from harness.report.half import compare_with_half, half_table, in_channels_last
 from harness.report.memory_bound import memory_bound_table
 from harness.report.options import add_source, add_subject
 from harness.report.paper import networks_table, paper_table
-from harness.report.speedups import floor_table, headline_table, summary_table, with_tf32
+from harness.report.speedups import headline_table, summary_table, with_tf32
 from harness.sweep.comparisons import Results, find_results
 
 
@@ -30,7 +30,6 @@ def report(results: Results) -> str:
     sections = {
         "Speedup": summary_table(results),
         "Speedup, hot, separated and cold": headline_table(results) if len(results.every_time) > 1 else "",
-        "Beside the floor": floor_table(results) if of_ours else "",
         "Memory-bound layers beside copies": memory_bound_table(results) if of_ours else "",
         "Beside the paper": paper_table(results) if of_ours and compares else "",
         "Against cuDNN with TF32 allowed": with_tf32(results),

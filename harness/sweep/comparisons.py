@@ -48,14 +48,13 @@ COMPARISON_COLUMNS = (
     "rival_us",
     "speedup",
     *(f"{name}_{what}" for name in registry.BESIDE for what in ("us", "speedup")),
-    "floor_us",
+    "yardstick_us",
 )
 
-# The floor of a case on a GPU is a fixed yardstick: the largest of the times by FLOP/s, by bytes/s, and of one kernel.
-# It is no bound: tensor cores can go below it.
-FLOOR_FLOP_PER_S = 120e12
-FLOOR_BYTES_PER_S = 4e12
-FLOOR_KERNEL_US = 2.5
+# A fixed yardstick for the time of a case on a GPU: the largest of the times by FLOP/s, by bytes/s, and of one kernel.
+YARDSTICK_FLOP_PER_S = 120e12
+YARDSTICK_BYTES_PER_S = 4e12
+YARDSTICK_KERNEL_US = 2.5
 
 
 @dataclass(frozen=True)
@@ -230,12 +229,13 @@ def compare(results: Results, ours: str = FP32, theirs: tuple[str, ...] = (FP32,
 
     Times are in microseconds: least_us and most_us are of the subject's runs, mean_us is their mean. Absent values
     are NaN: the subject's times where it has none, rival_us where no rival has one, speedup (rival_us / mean_us) where
-    either is missing, floor_us on a CPU. A subject that computes none of the cases has no row.
+    either is missing, yardstick_us on a CPU. A subject that computes none of the cases has no row.
     """
     frame, who = results.frame, results.comparison
     others = timed(frame, *theirs)
     cases = frame.drop_duplicates(CASE)[[*CASE, "networks", "layers"]]
-    cases = cases.assign(floor_us=[_floor_us(case) if results.on_gpu else math.nan for case in each(cases[CASE])])
+    yardsticks = [_yardstick_us(case) if results.on_gpu else math.nan for case in each(cases[CASE])]
+    cases = cases.assign(yardstick_us=yardsticks)
     best = fastest(rivals(others, who))[[*CASE, "provider", "algorithm", "mean_us"]]
     best = best.rename(columns={"provider": "rival_provider", "algorithm": "rival_algorithm", "mean_us": "rival_us"})
     cases = cases.merge(best, on=CASE, how="left")
@@ -275,14 +275,15 @@ def compare_with_tf32(results: Results, ours: str = FP32) -> pd.DataFrame:
     return table[table.subject == results.subject]
 
 
-def _floor_us(case: Any) -> float:
+def _yardstick_us(case: Any) -> float:
     problem = problem_of(case)
-    return max(1e6 * problem.flop / FLOOR_FLOP_PER_S, 1e6 * problem.min_bytes / FLOOR_BYTES_PER_S, FLOOR_KERNEL_US)
+    by_flop, by_bytes = problem.flop / YARDSTICK_FLOP_PER_S, problem.min_bytes / YARDSTICK_BYTES_PER_S
+    return max(1e6 * by_flop, 1e6 * by_bytes, YARDSTICK_KERNEL_US)
 
 
 def is_memory_bound(problem: ConvProblem) -> bool:
-    """Whether the floor by bytes is above the floor by FLOP."""
-    return problem.min_bytes / FLOOR_BYTES_PER_S > problem.flop / FLOOR_FLOP_PER_S
+    """Whether the yardstick by bytes is above that by FLOP."""
+    return problem.min_bytes / YARDSTICK_BYTES_PER_S > problem.flop / YARDSTICK_FLOP_PER_S
 
 
 def problem_of(case: Any) -> ConvProblem:

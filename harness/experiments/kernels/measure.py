@@ -2,7 +2,7 @@
 
 By default torch's profiler times each kernel on the cases of the paper's tables 3 to 5. With `--counters`, Nsight
 Compute measures how busy the kernels of auto keep each unit of the GPU. Its cases are those of the sweep in
-results/DEVICE/paper whose time is the largest multiple of their floor. It runs kernels one at a time, without the
+results/DEVICE/paper whose time is the largest multiple of a yardstick. It runs kernels one at a time, without the
 overlap of a sweep.
 
 Prints tables, and writes CSV files and environment.json into results/DEVICE/profile. Needs a GPU; counters also need
@@ -120,13 +120,13 @@ def short_name(kernel: str) -> str:
 
 
 def furthest(device: str) -> list[str]:
-    """Labels HW-N-K-M-C: for each batch size, the cases whose time is the largest multiple of their floor.
+    """Labels HW-N-K-M-C: for each batch size, the cases whose time is the largest multiple of a yardstick.
 
     Raises ResultsError where the paper's sweep has no time of auto on the device.
     """
     table = Results.read(environment.ROOT / "results" / device / "paper").compared
     table = table[table.subject == "auto"].dropna(subset=["mean_us"])
-    table = table.assign(distance=table.mean_us / table.floor_us).sort_values("distance", ascending=False)
+    table = table.assign(distance=table.mean_us / table.yardstick_us).sort_values("distance", ascending=False)
     found = [table[table.batch == batch].head(CASES_PER_BATCH) for batch in BATCHES]
     if labels := [problem_of(case).label for cases in found for case in cases.itertuples()]:
         return labels
@@ -199,7 +199,7 @@ def _cases(options: argparse.Namespace) -> list[Any]:
 
 def _plan(options: argparse.Namespace, cases: Sequence[Any]) -> str:
     if options.counters:
-        return "counters of auto on the cases of results/DEVICE/paper that take the largest multiples of their floor"
+        return "counters of auto on the cases of results/DEVICE/paper that take the largest multiples of a yardstick"
     return "\n".join([LABELS, *map(str, cases)])
 
 

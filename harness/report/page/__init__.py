@@ -18,8 +18,8 @@ from harness.precision import FP16, FP32, PRECISIONS, TF32
 from harness.store.times import COLD, HOT, SEPARATED, hot_runs, mean_column
 from harness.sweep.comparisons import (
     CASE,
-    FLOOR_BYTES_PER_S,
-    FLOOR_FLOP_PER_S,
+    YARDSTICK_BYTES_PER_S,
+    YARDSTICK_FLOP_PER_S,
     Results,
     each,
     fastest,
@@ -190,9 +190,9 @@ def ceilings(results: Results) -> tuple[float, str, float]:
     """Bytes/s of the roofline, where they come from, and its FLOP/s, a fixed yardstick."""
     copies = bandwidth.find(results.folder.parent)
     if copies is None:
-        return FLOOR_BYTES_PER_S, "a fixed yardstick", FLOOR_FLOP_PER_S
+        return YARDSTICK_BYTES_PER_S, "a fixed yardstick", YARDSTICK_FLOP_PER_S
     largest = copies.iloc[-1]
-    return 1e6 * float(largest.bytes) / float(largest.mean_us), "a copy on this device", FLOOR_FLOP_PER_S
+    return 1e6 * float(largest.bytes) / float(largest.mean_us), "a copy on this device", YARDSTICK_FLOP_PER_S
 
 
 def headline(columns: dict[str, list[Any]], best: list[float | None]) -> str:

@@ -24,7 +24,7 @@ def test_command_line_prints_every_table(tmp_path, capsys):
     headings = [line for line in text.splitlines() if line.startswith("#")]
     of_cpu, of_gpu = headings.index("## cpu, sweep smoke"), headings.index("## nvidia-test, sweep paper")
     assert headings[0] == "## Layers" and len(set(headings[of_cpu:of_gpu])) == of_gpu - of_cpu == 4
-    assert len(set(headings[of_gpu:])) == len(headings) - of_gpu == 11
+    assert len(set(headings[of_gpu:])) == len(headings) - of_gpu == 10
     assert printed(tmp_path, capsys) == text
 
 

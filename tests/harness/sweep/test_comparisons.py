@@ -126,22 +126,22 @@ def test_summary_of_everything_names_the_full_case(tmp_path):
     assert s.geometric == pytest.approx(3 ** (1 / 6))  # 3 * 2 * 0.5 * 1 * 4 * 0.25 = 3
 
 
-def test_on_a_cpu_torch_is_the_rival_and_there_is_no_floor(tmp_path):
+def test_on_a_cpu_torch_is_the_rival_and_there_is_no_yardstick(tmp_path):
     rows = [row(name, us, provider="cpu") for name, us in (("two_stage", 10.0), ("onednn", 8.0), ("native", 9.0))]
     best = only(tmp_path, rows, subject="two_stage", device="cpu")
     assert (best.rival_algorithm, best.speedup) == ("onednn", 0.8)
-    assert math.isnan(best.floor_us)
+    assert math.isnan(best.yardstick_us)
 
 
-@pytest.mark.parametrize(("shape", "floor"), [
+@pytest.mark.parametrize(("shape", "yardstick"), [
     ({"h": 7, "w": 7, "c": 8, "m": 8, "k": 1}, 2.5),  # a kernel
     # 2 * 512 * 512 * 9 * 32 * 28 * 28 = 118,380,036,096 FLOP at 120e12 per second
     ({"h": 28, "w": 28, "c": 512, "m": 512, "k": 3, "batch": 32}, 118_380_036_096 / 120e6),
     # 4 * (256 * 16 * 56 * 56 * 2 + 16 * 16) = 102,760,448 + 1,024 bytes at 4e12 per second
     ({"h": 56, "w": 56, "c": 16, "m": 16, "k": 1, "batch": 256}, 102_761_472 / 4e6),
 ])  # fmt: skip
-def test_floor(tmp_path, shape, floor):
-    assert only(tmp_path, [row("auto", 10.0, **shape)]).floor_us == pytest.approx(floor)
+def test_yardstick(tmp_path, shape, yardstick):
+    assert only(tmp_path, [row("auto", 10.0, **shape)]).yardstick_us == pytest.approx(yardstick)
 
 
 def test_layer_label(tmp_path):

@@ -131,9 +131,9 @@ def test_a_log_of_other_kernels_or_none_is_refused(text, told):
         counters_in(text, LABELS, H200)
 
 
-def test_the_cases_furthest_from_their_floor(tmp_path, monkeypatch):
-    small = [row("auto", us, m=m) for m, us in ((16, 20.0), (32, 90.0), (48, 30.0), (64, 10.0))]  # floor: 2.5 us
-    large = row("auto", 100.0, batch=256, h=56, w=56, m=256)  # below its floor, but alone at its batch
+def test_the_cases_furthest_above_the_yardstick(tmp_path, monkeypatch):
+    small = [row("auto", us, m=m) for m, us in ((16, 20.0), (32, 90.0), (48, 30.0), (64, 10.0))]  # yardstick: 2.5 us
+    large = row("auto", 100.0, batch=256, h=56, w=56, m=256)  # below it, but alone at its batch
     write(tmp_path / "results", [*small, large, row("auto", 500.0, batch=2), row("fp16x3", 999.0, m=64)])
     monkeypatch.setattr(measure.environment, "ROOT", tmp_path)
     assert furthest(GPU) == ["7-1-1-32-832", "7-1-1-48-832", "7-1-1-16-832", "56-256-1-256-832"]
