@@ -17,7 +17,7 @@ struct Consumer {
     const Workspace& workspace;
     const Output output;
     unsigned input_stages, weight_stages;  // addresses in shared memory
-    float* staging;                        // of the warpgroup
+    float* staging;                        // the warpgroup's
     Shared& shared;
     const int warpgroup, thread;  // thread of the warpgroup
     const Share share;
@@ -27,8 +27,8 @@ struct Consumer {
     // second begins when the first has multiplied half a tile. Only with resident weights: a
     // stage of others is filled again after both have released it, so neither can be half a tile ahead.
     bool staggered;
-    PipelineState<IN_STAGES> input = {};        // of the next chunk
-    PipelineState<WEIGHT_STAGES> weights = {};  // of its next weight row
+    PipelineState<IN_STAGES> input = {};        // the next chunk's
+    PipelineState<WEIGHT_STAGES> weights = {};  // its next weight row's
 
     __device__ __forceinline__ void barrier() const { warpgroup_barrier(warpgroup); }
 

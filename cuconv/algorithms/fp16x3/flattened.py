@@ -74,7 +74,7 @@ def flattened(problem: ConvProblem, cut: Cut | None) -> Flattened:
     strips = ceil(ceil(p.out_w / columns.phases) / cut.columns)
     out_rows = ceil(p.out_h / rows.phases)
     strip_rows = out_rows + cut.kh - 1
-    phases = min(rows.phases, p.out_h) * min(columns.phases, p.out_w)  # that have an output
+    phases = min(rows.phases, p.out_h) * min(columns.phases, p.out_w)  # phases with at least one output
     positions = _positions(p.n * phases * strips, strip_rows, pitch, out_rows, cut.columns)
     pieces = rows.pieces(cut.kh) * columns.pieces(cut.kw)
     halo = (cut.kh - 1) * pitch + cut.kw - 1

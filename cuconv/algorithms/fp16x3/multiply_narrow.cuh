@@ -19,7 +19,7 @@
 #include "common/wgmma.cuh"
 #include "fp16x3/tiles.cuh"
 
-constexpr int GROUP_POSITIONS = BP / 2, GROUP_TILES = GROUP_POSITIONS / 64;  // of a warpgroup
+constexpr int GROUP_POSITIONS = BP / 2, GROUP_TILES = GROUP_POSITIONS / 64;  // what a warpgroup has
 static_assert(SUMS == GROUP_TILES * WGMMA_SUMS && BF % 8 == 0 && SUMS <= 64);
 constexpr int EPILOGUE_FILTERS = 32;                     // filters that pass through the staging memory at a time
 constexpr int STAGING_ROW = 68;                          // floats: 64 positions, and a pad: rows are 4 banks apart
@@ -57,14 +57,14 @@ struct Rescale {
     const int* filter_scales;  // in the workspace, of the next chunk
     const int warpgroup, thread;
     int chunk_scale = 0, sum_exponent = ZERO_EXPONENT;
-    int buffer = 0;  // of the chunk, one of two
+    int buffer = 0;  // the chunk's, 0 or 1
 
     // scales: of the tile's first chunk, in the workspace.
     __device__ __forceinline__ Rescale(const int* scales, int warpgroup, int thread)
         : filter_scales(scales + thread), warpgroup(warpgroup), thread(thread) {}
 
-    // A buffer of factors. Chunks take two in turn, as the factors of the chunk before are still being read, and the end
-    // of a tile takes two more.
+    // A buffer of factors. Chunks alternate between two, as the last chunk's are still being read. A tile's end takes two
+    // more.
     __device__ __forceinline__ float* shared(int buffer) const {
         __shared__ __align__(16) float factors[4][CONSUMERS / WARPGROUP][(BF + 15) / 16 * 16];
         return factors[buffer][warpgroup];

@@ -97,7 +97,7 @@ struct WeightFetcher {
     const char *const rows, *next;  // in the workspace, in the order of their use, again and again
     const char* const end;
     const unsigned stages;  // address in shared memory
-    int row, last;          // of the block's share
+    int row, last;          // the next of the block's share, and its end
 
     __device__ __forceinline__ void fetch_ready(Shared& shared) {
         while (row < last && shared.rows_fetched == row) {

@@ -8,21 +8,21 @@ constexpr int CONSUMERS = 2 * WARPGROUP;            // threads that multiply
 constexpr int THREADS = CONSUMERS + 2 * WARPGROUP;  // and two warpgroups of producers
 static_assert(ROWS == KH && DEPTHS == 1);
 constexpr int BP = TILE_POSITIONS;
-constexpr int POSITIONS = SLOTS * 128;                  // of a chunk in shared memory: a tile and its halo
+constexpr int POSITIONS = SLOTS * 128;                  // a tile and its halo, for a chunk in shared memory
 constexpr int OCTET_BYTES = POSITIONS * 16;             // eight channels
 constexpr int INPUT_PART = CHANNELS / 8 * OCTET_BYTES;  // high or low parts
 constexpr int INPUT_STAGE = OPERAND_PARTS * INPUT_PART;
 constexpr unsigned NOWHERE = 0xffffffffu;
 
-constexpr int SUMS = BF * BP / CONSUMERS;  // of a consumer thread
+constexpr int SUMS = BF * BP / CONSUMERS;  // a consumer thread's
 typedef float Sums[SUMS];
 typedef float Chain[SIDE_BY_SIDE ? 3 * SUMS : SUMS];  // the products of a chain, on their way to the sums
 
 // The problem's sizes, and the flattened images: rows of `pitch` positions, image_rows rows an image. Neighbouring rows
 // and images share the padding between them.
 //
-// PIECES: an image is cut into strips of columns. Each strip is flattened on its own, and shares no padding. The chunks
-// of the filter's first piece, 16 channels each, come first, then those of the second, and so on. The input of a chunk
+// PIECES: an image is cut into strips of columns. Each strip is flattened on its own, and shares no padding. Chunks
+// of 16 channels are ordered by the pieces of the filter, those of its first piece ahead. The input of a chunk
 // is shifted by the place of its piece in the filter. With a dilation each strip has the outputs of one phase
 // (common/pieces.cuh).
 struct Geometry {
@@ -124,9 +124,9 @@ __device__ __forceinline__ int resident_rows(const Geometry& g) {
 struct Shared {
     uint64 full_input[IN_STAGES], empty_input[IN_STAGES], full_weights[WEIGHT_STAGES], empty_weights[WEIGHT_STAGES];
     volatile int rows_fetched;  // weight rows of the block's share whose copies have started
-    __align__(16) float channel_scales[2][2][CHANNELS];   // of the current and the next chunk, times the input's scale
-    __align__(16) unsigned maxima[2][2][WARPGROUP / 32];  // of warps, double-buffered
-    int scales[IN_STAGES];                                // of the input in each stage, as filters have them
+    __align__(16) float channel_scales[2][2][CHANNELS];   // times the input's scale: the current chunk's, the next's
+    __align__(16) unsigned maxima[2][2][WARPGROUP / 32];  // each warp's, double-buffered
+    int scales[IN_STAGES];                                // each stage's input scale, in the format of filter scales
     unsigned sources[2][SLOTS][WARPGROUP];                // byte offsets of the positions that a thread loads
     Geometry geometry;                                    // the block's, for code that is rare
 };
