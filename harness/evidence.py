@@ -1,9 +1,9 @@
 """python -m harness evidence: measure what the pages show, by every GPU of this host, and draw it again.
 
-A step is a command of the harness. Sweeps come first, each shared by all GPUs; `--resume` knows what they lack. Of the
-other experiments as many run at once as there are GPUs; those that fill the same folder take turns, and those that time
-the host are alone. An experiment that has ended is not run again by equal code on an equal machine. What a step prints
-goes to build/evidence/STEP.log.
+A step is a command of the harness. Sweeps come first, each shared by all GPUs; `--resume` knows what sweeps and whole
+networks lack. Of the other experiments as many run at once as there are GPUs; those that fill the same folder take
+turns, and those that time the host are alone. An experiment that has ended is not run again by equal code on an equal
+machine. What a step prints goes to build/evidence/STEP.log.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ PREPARED = ("--provider", "cuconv", "cuconv_prepared", "--algorithm", "auto", "-
 # Without torch_fastest_engines, which takes some minutes to prepare each of them.
 MODERN_CONTENDERS = (*TORCH_CONTENDERS, CUCONV)
 MODERN_NETWORKS = (
-    "networks", "--net", *MODERN, "--batch", "1", "8", "--precision", FP32, FP16, "--contender", *MODERN_CONTENDERS
+    "networks", "--resume", "--net", *MODERN, "--batch", "1", "8", "--precision", FP32, FP16,
+    "--contender", *MODERN_CONTENDERS,
 )  # fmt: skip
 STEPS = (
     *(_sweep("paper", precision, minutes) for precision, minutes in ((FP32, 40), (TF32, 40), (FP16, 45), (BF16, 45))),
@@ -76,10 +77,10 @@ STEPS = (
     *(_sweep("bias_relu", precision, minutes) for precision, minutes in ((FP32, 11), (TF32, 17), (FP16, 19))),
     *(_sweep("bias_add_relu", precision, 3) for precision in (FP32, TF32, FP16)),
     Step("prepared", 3, ("run", *PREPARED, "--out", f"{RESULTS}prepared")),
-    Step("networks", 40, ("networks",), "networks"),
+    Step("networks", 40, ("networks", "--resume"), "networks"),
     Step("networks-modern", 60, MODERN_NETWORKS, "networks"),
     Step("networks-kinds", 6, ("networks", "--breakdown"), "networks"),
-    Step("networks-energy", 15, ("networks", "--energy"), "networks"),
+    Step("networks-energy", 15, ("networks", "--energy", "--resume"), "networks"),
     Step("accuracy", 5, ("accuracy",), "accuracy"),
     Step("copies", 1, ("copies",), "bandwidth"),
     Step("conditions", 5, ("conditions",), "conditions"),

@@ -40,6 +40,8 @@ class Experiment:
     failed     the rows of what ended a process, of the options, the case and the `WorkerEnded`. None by default: then
                the case lacks rows
     clears     the groups of rows that a case removes where an error leaves it without new ones
+    groups     the dataclass and the key of each group of rows that a case measures: it gives the command --resume,
+               which leaves out the cases whose groups an equal machine has measured with equal code. None: no --resume
     process    the key of the process that a case is measured in
     loop       replaces `begin`, for an experiment that starts processes of its own: yields lists of rows
     check      raises UserError for what this machine lacks, after the GPU and before the first case
@@ -61,6 +63,7 @@ class Experiment:
     begin: Callable[[Options, Hashable, Say], Measure] | None = None
     failed: Callable[[Options, Any, WorkerEnded], Iterable[Any]] = lambda options, case, end: ()
     clears: Callable[[Options, Any], Iterable[Cleared]] = lambda options, case: ()
+    groups: Callable[[Options, Any], Iterable[tuple[type, tuple[str, ...]]]] | None = None
     process: Callable[[Any], Hashable] = lambda case: None
     loop: Loop | None = None
     check: Callable[[Options, Sequence[Any]], None] = lambda options, cases: None
@@ -80,6 +83,9 @@ class Experiment:
         folder = self.tables[0].folder
         parser.add_argument("--out", type=command.folder, help=f"results folder (default: results/DEVICE/{folder})")
         parser.add_argument("--dry-run", action="store_true", help="print what would be measured and stop")
+        if self.groups:
+            told = "leave out what this machine, versions and code have measured already"
+            parser.add_argument("--resume", action="store_true", help=told)
 
     def _run(self, options: Options) -> None:
         cases = self.cases(options)
@@ -93,6 +99,9 @@ class Experiment:
             rows, environments = StoredRows(folder, self.tables), EnvironmentFile(folder.path, folder.write)
             before = set(environments.environments)
             entered = environments.enter({**environment.report(device, options.typed), **self.facts()})
+            if self.groups and options.resume:
+                measured = rows.measured(environments.alike(entered))
+                cases = [case for case in cases if not measured.issuperset(self.groups(options, case))]
             try:
                 for found in (self.loop or self._isolated)(options, cases):
                     rows.add(found, entered)

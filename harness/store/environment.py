@@ -170,6 +170,11 @@ class EnvironmentFile:
         self._write()
         return name
 
+    def alike(self, name: str) -> set[str]:
+        """The identifiers of the reports of equal machine, versions and code, among them this one."""
+        own = self.environments[name]
+        return {other for other, facts in self.environments.items() if comparable(own, facts)}
+
     def keep(self, used: set[str]) -> None:
         """Drop the reports that no row refers to any more."""
         self.environments = {name: facts for name, facts in self.environments.items() if name in used}

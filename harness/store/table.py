@@ -256,6 +256,16 @@ class StoredRows:
                 self._write(table, map(table.cells, rows))
                 self._replaced.add(table.name)
 
+    def measured(self, environments: set[str]) -> set[tuple[type, Key]]:
+        """The groups, by the dataclass and the key of their rows, all of whose rows are of these environments."""
+        return {
+            (table.row, key)
+            for table in self._tables
+            if ENVIRONMENT in table.columns
+            for key, group in self._groups.get(table.name, {}).items()
+            if all(cells[ENVIRONMENT] in environments for cells in group)
+        }
+
     def environments(self, before: set[str], entered: str) -> set[str]:
         """The identifiers of the environments that the folder's rows were measured in.
 

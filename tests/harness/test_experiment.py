@@ -74,6 +74,21 @@ def test_what_all_contenders_share_costs_the_case(toy):
     assert (2, "right", "ok") in statuses(toy)
 
 
+def test_resume_leaves_out_what_equal_code_has_measured(toy):
+    def processes():
+        return TIMED.read(toy / TIMED.name).groupby("case").detail.unique().map(tuple).to_dict()
+
+    assert experiment().main(["--cases", "1"]) == 0
+    first = processes()
+    assert experiment().main(["--cases", "1", "2", "--resume"]) == 0
+    both = processes()
+    assert both[1] == first[1] and set(both) == {1, 2}
+    assert experiment(facts=lambda: {"toys": "2.0"}).main(["--cases", "1", "--resume"]) == 0
+    assert processes()[1] != first[1] and processes()[2] == both[2]
+    with pytest.raises(SystemExit):
+        experiment(groups=None).main(["--resume"])
+
+
 def test_newer_rows_replace_those_of_their_keys_and_a_table_without_keys_is_replaced(toy):
     assert experiment().main([]) == 0
     assert experiment().main(["--cases", "2", "--fault", "segfault"]) == 0

@@ -92,6 +92,10 @@ def failed(options, case, end):
         yield Timed(case, contender, end.status, str(end))
 
 
+def groups(options, case):
+    return [(Timed, (str(case), contender)) for contender in CONTENDERS]
+
+
 def add_options(parser):
     parser.add_argument("--cases", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--fault")
@@ -102,7 +106,8 @@ def add_options(parser):
 def experiment(**changes):
     parts = dict(
         name="toy", about="A toy.", what="toys", tables=(TIMED, COUNTED), cases=lambda options: options.cases,
-        begin=begin, failed=failed, process=lambda case: case > 2, add_options=add_options,
+        begin=begin, failed=failed, groups=groups, process=lambda case: case > 2,
+        add_options=add_options,
         summary=lambda options, folder: f"results: {folder}", facts=lambda: {"toys": "1.0"}, go_on="measure the rest",
     )  # fmt: skip
     return Experiment(**(parts | changes))

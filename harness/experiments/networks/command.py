@@ -134,6 +134,19 @@ def _clears(options: argparse.Namespace, case: NetworkCase) -> Iterator[Cleared]
             yield Cleared(NetworkEnergy, (network.name, network.source, case.batch, contender, case.precision))
 
 
+def _groups(options: argparse.Namespace, case: NetworkCase) -> Iterator[tuple[type, tuple[str, ...]]]:
+    """The rows of a case. Kernels have no environment, so a case with --breakdown is always measured."""
+    network = network_models.find(case.network)
+    for contender in _contenders(options, case.precision):
+        key = (network.name, network.source, str(case.batch), contender, case.precision)
+        if options.breakdown:
+            yield KernelsOfKind, (network.label, *key[2:])
+            continue
+        yield from ((NetworkTime, (*key, mode)) for mode in MODES)
+        if options.energy:
+            yield NetworkEnergy, key
+
+
 def _plan(options: argparse.Namespace, cases: Sequence[NetworkCase]) -> str:
     networks, batches = dict.fromkeys(case.network for case in cases), dict.fromkeys(str(case.batch) for case in cases)
     of_precisions = {case.precision: _contenders(options, case.precision) for case in cases}
@@ -195,11 +208,12 @@ EXPERIMENT = Experiment(
     begin=_begin,
     failed=_failed,
     clears=_clears,
+    groups=_groups,
     process=lambda case: case.precision,
     plan=_plan,
     summary=_summary,
     facts=network_models.versions,
     add_options=_add_options,
-    go_on="measure the rest with --net, --batch and --contender",
+    go_on="go on with the same command and --resume",
 )
 main = EXPERIMENT.main
