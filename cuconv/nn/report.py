@@ -100,7 +100,7 @@ class Report:
                 lines.append(f"{what}: {why}")
         if self.folded_calls or self.partly_folded_calls or self.own_calls:
             partly = f", {self.partly_folded_calls} in part" if self.partly_folded_calls else ""
-            lines.append(f"{self.folded_calls} calls ran in graphs{partly}, {self.own_calls} ran the model's own code")
+            lines.append(f"calls in graphs: {self.folded_calls}{partly}; by the model's own code: {self.own_calls}")
         for row in self.rows:
             what = f"left: {row.reason}" if row.reason else " + ".join((row.kind, *row.folded))
             lines.append(f"  {row.name:{width}}  {what}")

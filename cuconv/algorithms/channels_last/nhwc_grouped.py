@@ -1,7 +1,7 @@
 """Convolution with groups of few channels in half precision and channels last, by mma.sync on windows of the input.
 
 A block computes tiles of the output for the same groups, whose weights it keeps in shared memory. A tensor map copies
-the input that a tile needs, its window, into a ring of stages. `nhwc_grouped.cu` has the kernel.
+the window of a tile into a ring of stages. `nhwc_grouped.cu` has the kernel.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_TAPS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The constants of the cost model, in microseconds of what each says."""
+    """The constants of the cost model, in microseconds; each says for what."""
 
     start: float = constant("a launch, and a block from start to end, without its tiles")
     weights: float = constant("a block's time to load 2**4 vectors of weights a thread")
@@ -110,38 +110,41 @@ class NhwcGrouped(FusesAll[Config, Costs]):
         """All kernel variants; none without Hopper, for which alone they are written."""
         if arch != HOPPER_ARCH:
             return []
-        forms = product(VECTORS, REGISTERS, (0, 1))
-        return [_macros(vectors, *form) | {BF16_MACRO: bf16} for vectors, form, bf16 in forms]
+        choices = product(VECTORS, REGISTERS, (0, 1))
+        return [_macros(vectors, *kind) | {BF16_MACRO: bf16} for vectors, kind, bf16 in choices]
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """Tiles of every shape and size; raises UnsupportedProblem where there is none."""
         require_hopper(problem, device)
         _check(problem)
         tiles = {tile for shape in product(TILE_PIXELS, TILE_COLUMNS) if (tile := _tile(problem, *shape))}
-        forms = product(sorted(tiles, key=str), VECTORS, THREADS)
-        found = [_config(problem, device, *form) for form in forms if _has_warps(problem, *form[1:])]
+        sizes = product(sorted(tiles, key=str), VECTORS, THREADS)
+        found = [_config(problem, device, *one) for one in sizes if _has_warps(problem, *one[1:])]
         return require_fit([*filter(None, found)], problem, device, "nhwc_grouped")
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds, by the cost model with the given constants.
 
-        Behind the first copy five times overlap: the latency of a block's tiles, the products, the stores and the
-        copies of an SM, and device memory. A tile takes as long as its copy where the ring hides less than that.
+        Five times overlap after the first copy: the latency of a block's tiles, and an SM's products, stores and
+        copies, and device memory. A tile takes at least the latency of a copy divided by the stages, if the ring is
+        filled more than once.
         """
-        p, tile, chunks = problem, config.tile, _chunks(problem)
-        groups = config.vectors // chunks
-        weights = costs.weights * VECTOR_CHANNELS * config.vectors * p.filter_area * chunks / config.threads / 2**4
-        pixels, steps = tile.rows * tile.columns, ceil_div(p.filter_area * chunks, 2)
-        passes = ceil_div(pixels * groups, config.threads // 32 * MMA_PIXELS * M_TILES[chunks])
+        p, tile, group_vectors = problem, config.tile, _group_vectors(problem)
+        groups = config.vectors // group_vectors
+        weight_vectors = VECTOR_CHANNELS * config.vectors * p.filter_area * group_vectors
+        pixels, steps = tile.rows * tile.columns, ceil_div(p.filter_area * group_vectors, 2)
+        weights_us = costs.weights * weight_vectors / config.threads / 2**4
+        passes = ceil_div(pixels * groups, config.threads // 32 * MMA_PIXELS * M_TILES[group_vectors])
         waiting_us = costs.copy / config.stages if config.stages < config.turns else 0.0
         latency_us = config.turns * max(passes * steps * costs.step, waiting_us)
         tiles = config.turns * ceil_div(config.blocks, device.sm_count)
-        products = steps * ceil_div(pixels, MMA_PIXELS) * groups * (1 + chunks) / 2
+        # A load of pixels counts as much as their products with eight filters.
+        products = steps * ceil_div(pixels, MMA_PIXELS) * groups * (1 + group_vectors) / 2
         issue_us = tiles * costs.multiply * products / 2**7
         write_us = tiles * costs.write * pixels * config.vectors / 2**10
         copy_us = tiles * costs.pixel * tile.window * config.vectors / VECTORS[0] / 2**7
         memory_us = costs.memory * p.min_bytes / 2**20
-        return float(costs.start + weights + costs.copy + norm(latency_us, issue_us, write_us, copy_us, memory_us))
+        return float(costs.start + weights_us + costs.copy + norm(latency_us, issue_us, write_us, copy_us, memory_us))
 
     def summation(self, config: Config) -> Hashable:
         """An empty tuple: each sum is one chain in the order of the filter positions."""
@@ -163,22 +166,22 @@ class NhwcGrouped(FusesAll[Config, Costs]):
             config.channel_blocks, packed_divisor(config.channel_blocks), config.stages,
             *options.activation_arguments, int(paired), int(options.packed), p.group_channels,
         )  # fmt: skip
-        macros = _macros(config.vectors, *_form(p)) | {BF16_MACRO: int(p.precision == BF16)}
+        macros = _macros(config.vectors, *_group_kind(p)) | {BF16_MACRO: int(p.precision == BF16)}
         grid, shared = (config.blocks, config.threads), config.shared_bytes
         return (Launch(self.source, macros, self.name, *grid, arguments, shared, overlap=options.overlap),)
 
 
-def _macros(vectors: int, chunks: int, small: int) -> Macros:
+def _macros(vectors: int, group_vectors: int, small: int) -> Macros:
     """The macros of a kernel variant, without that of the element."""
-    return {"VECTORS": vectors, "CHUNKS": chunks, "SMALL": small}
+    return {"VECTORS": vectors, "CHUNKS": group_vectors, "SMALL": small}
 
 
-def _form(problem: ConvProblem) -> tuple[int, int]:
+def _group_kind(problem: ConvProblem) -> tuple[int, int]:
     """The vectors of a group, and whether groups share one."""
-    return _chunks(problem), int(problem.group_channels < VECTOR_CHANNELS)
+    return _group_vectors(problem), int(problem.group_channels < VECTOR_CHANNELS)
 
 
-def _chunks(problem: ConvProblem) -> int:
+def _group_vectors(problem: ConvProblem) -> int:
     """The vectors of a group; 1 where groups share one."""
     return ceil_div(problem.group_channels, VECTOR_CHANNELS)
 
@@ -192,13 +195,13 @@ def _tile(problem: ConvProblem, pixels: int, columns: int) -> Tile | None:
 
 
 def _has_warps(problem: ConvProblem, vectors: int, threads: int) -> bool:
-    """Whether a block has a warp for each of its groups, which are whole."""
-    return threads // 32 * _chunks(problem) >= vectors
+    """Whether a block has at least one warp for each of its groups."""
+    return threads // 32 * _group_vectors(problem) >= vectors
 
 
 def _fixed_bytes(problem: ConvProblem, vectors: int) -> int:
     """Shared memory for weights and the places of filter positions, in bytes."""
-    pitch = problem.filter_area * _chunks(problem) | 1
+    pitch = problem.filter_area * _group_vectors(problem) | 1  # an odd number of vectors, against bank conflicts
     return VECTOR_BYTES * VECTOR_CHANNELS * vectors * pitch + FLOAT_BYTES * problem.filter_area
 
 
@@ -211,7 +214,7 @@ def _config(problem: ConvProblem, device: DeviceSpec, tile: Tile, vectors: int, 
 
     if fits(1) < 1:
         return None
-    registers = REGISTERS[_form(problem)]
+    registers = REGISTERS[_group_kind(problem)]
     most = min(THREADS_PER_SM, REGISTERS_PER_SM // registers) // threads
     resident = next((blocks for blocks in range(most, 1, -1) if fits(blocks) >= 2), 1)
     channel_blocks, tiles = ceil_div(problem.c, VECTOR_CHANNELS * vectors), prod(tile.counts(problem))

@@ -15,7 +15,7 @@ from cuconv.algorithms.channels_last.channels_last import BF16_MACRO, VECTOR_BYT
 from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS
 from cuconv.algorithms.channels_last.windows import (
     COLUMNS,
-    REGISTERS,
+    FILTERS,
     STEP,
     Config,
     MultipliesWindows,
@@ -42,7 +42,7 @@ STAGE_ALIGNMENT = 128  # bytes; where a copy by a tensor map starts in shared me
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The constants of the cost model, in microseconds of what each says."""
+    """The constants of the cost model, in microseconds; each says for what."""
 
     start: float = constant("a launch, and a block from start to end, without its tiles")
     weights: float = constant("a block's time to spread 2**5 pairs of weights a thread")
@@ -95,7 +95,7 @@ class NhwcStem(MultipliesWindows[Costs]):
         """All kernel variants; none without Hopper's instructions."""
         if arch != HOPPER_ARCH:
             return []
-        choices = product(REGISTERS, (0, 1), (0, 1))
+        choices = product(FILTERS, (0, 1), (0, 1))
         return [{"FILTERS": m, "ODD": odd, BF16_MACRO: bf16} for m, odd, bf16 in choices if m <= self.most_filters]
 
     def check(self, problem: ConvProblem) -> None:
@@ -139,7 +139,7 @@ class NhwcStem(MultipliesWindows[Costs]):
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds, by the cost model with the given constants.
 
-        Behind the first copy these times overlap: the latency of a block's tiles, what the warpgroups of an SM read
+        After the first copy these times overlap: the latency of a block's tiles, what the warpgroups of an SM read
         from windows, the tensor cores with the writing of outputs, and device memory.
         """
         steps, pairs = _reduction(problem).steps, _reduction(problem).pairs

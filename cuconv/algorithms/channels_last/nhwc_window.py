@@ -1,7 +1,7 @@
 """Convolution of few channels by filters of several positions, in half precision and channels last.
 
 It multiplies windows (`windows.py`) of whole pixels, which all positions of a filter read. `nhwc_window.cu` has the
-kernel. Channels that are no multiple of 8 are padded ahead (`pad_channels.py`).
+kernel. If channels are no multiple of 8, a kernel that runs first pads them (`pad_channels.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from itertools import product
 from pathlib import Path
 
 from cuconv.algorithms.base import CallOptions, Macros
-from cuconv.algorithms.channels_last import pad_channels
 from cuconv.algorithms.channels_last.channels_last import (
     BARRIER_BYTES,
     BF16_MACRO,
@@ -19,10 +18,10 @@ from cuconv.algorithms.channels_last.channels_last import (
     WARPGROUP_PIXELS,
     type_macro,
 )
-from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS, Copies, Operands, PadsChannels
+from cuconv.algorithms.channels_last.pad_channels import VECTOR_CHANNELS, Copies, Operands, PadsChannels, padded
 from cuconv.algorithms.channels_last.windows import (
     COLUMNS,
-    REGISTERS,
+    FILTERS,
     Config,
     MultipliesWindows,
     Tile,
@@ -40,17 +39,17 @@ from cuconv.core.launch import BIAS, OUTPUT, RESIDUAL, Address, Argument, Launch
 from cuconv.core.problem import HALF_BYTES, ConvProblem, UnsupportedProblem, ceil_div
 from cuconv.device import DeviceSpec
 
-SWIZZLED_OCTETS = 8  # of a pixel; above, an odd number of octets keeps neighbouring pixels in different banks
+SWIZZLED_OCTETS = 8  # up to so many octets, a pixel uses a swizzle or needs none; above, octets must be odd in number
 MAX_OCTETS = 15
 ROW_BYTES, ROW_ELEMENTS = 128, 64  # a row of a weight box, whose swizzle is as wide
-PLACE_BYTES = 4  # an octet's, in the table
+PLACE_BYTES = 4  # an entry of the table: the place of an octet in the window
 SWIZZLES = (0, 32, 64, 128)  # bytes of a pixel whose windows have a swizzle; 0 for all others
 STAGE_ALIGNMENT = 1024  # bytes, after which every swizzle repeats
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The constants of the cost model, in microseconds of what each says."""
+    """The constants of the cost model, in microseconds; each says for what."""
 
     start: float = constant("a launch, and a block from start to end, without its tiles")
     weights: float = constant("an SM's time to copy 2**16 bytes of weights, ahead of the first tiles")
@@ -65,7 +64,7 @@ class Costs:
     memory: float = constant("2**20 bytes of operands through device memory")
 
 
-class NhwcWindow(PadsChannels[Config, Costs], MultipliesWindows[Costs]):
+class NhwcWindow(MultipliesWindows[Costs], PadsChannels[Config, Costs]):
     """wgmma on the windows of few channels and large filters, in half precision and channels last."""
 
     source = Path(__file__).with_suffix(".cu")
@@ -77,17 +76,17 @@ class NhwcWindow(PadsChannels[Config, Costs], MultipliesWindows[Costs]):
         """All kernel variants; none without Hopper's instructions."""
         if arch != HOPPER_ARCH:
             return []
-        choices = product(REGISTERS, SWIZZLES, (0, 1))
+        choices = product(FILTERS, SWIZZLES, (0, 1))
         return [{"FILTERS": filters, "SWIZZLE": swizzle, BF16_MACRO: bf16} for filters, swizzle, bf16 in choices]
 
     def check(self, problem: ConvProblem) -> None:
         """Raise UnsupportedProblem for what the kernel does not compute."""
         p, octets = problem, _octets(problem)
-        if p.groups > 1 or p.filter_area == 1 or p.c % VECTOR_CHANNELS or not _has_banks(octets):
+        if p.groups > 1 or p.filter_area == 1 or not _is_supported(octets):
             raise UnsupportedProblem(
                 f"{p.label}: nhwc_window computes up to {SWIZZLED_OCTETS * VECTOR_CHANNELS} channels, and up to "
-                f"{MAX_OCTETS * VECTOR_CHANNELS} where they are no even multiple of {VECTOR_CHANNELS}, in one group, "
-                "with filters of several positions"
+                f"{MAX_OCTETS * VECTOR_CHANNELS} unless they are a multiple of {2 * VECTOR_CHANNELS}, in one group, "
+                "with filters larger than 1x1"
             )
         narrow, low = (self.tile(p, WARPGROUP_PIXELS, columns) for columns in (COLUMNS[0], COLUMNS[-1]))
         sizes = [
@@ -99,14 +98,17 @@ class NhwcWindow(PadsChannels[Config, Costs], MultipliesWindows[Costs]):
         check_sizes(p, "nhwc_window", sizes)
 
     def copies(self, problem: ConvProblem) -> Copies | None:
-        """The copies with padded channels; None where a tensor map reads them as they are, or there are too many."""
-        octets = _octets(problem)
-        needed = problem.c % VECTOR_CHANNELS and problem.groups == 1 and _has_banks(octets)
-        return pad_channels.padded(problem, octets) if needed else None
+        """The copies with padded channels; None where the channels are a multiple of 8 already."""
+        return padded(problem, _octets(problem)) if problem.c % VECTOR_CHANNELS else None
+
+    def fitting(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
+        """Those of the padded problem, where channels are padded. The checks before saw the problem as it was given."""
+        return PadsChannels.candidates(self, problem, device)
 
     def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
-        """A few tiles for each number of warpgroups and filters; raises UnsupportedProblem where there is none."""
-        return MultipliesWindows.candidates(self, problem, device)
+        """Those of the main kernel; raises UnsupportedProblem where padding has made sizes too large."""
+        self.check(problem)
+        return MultipliesWindows.fitting(self, problem, device)
 
     def tile(self, problem: ConvProblem, pixels: int, columns: int) -> Tile:
         """The tile of so many pixels and columns."""
@@ -127,7 +129,7 @@ class NhwcWindow(PadsChannels[Config, Costs], MultipliesWindows[Costs]):
     def main_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
         """The device time in microseconds, by the cost model with the given constants.
 
-        Behind the copies of the weights and the first windows these times overlap: the latency of a block's tiles, the
+        After the copies of the weights and the first windows these times overlap: the latency of a block's tiles, the
         other copies of an SM, what its warpgroups read from windows, the tensor cores with the writing of outputs, and
         device memory.
         """
@@ -164,13 +166,16 @@ class NhwcWindow(PadsChannels[Config, Costs], MultipliesWindows[Costs]):
 
 
 def _octets(problem: ConvProblem) -> int:
-    """The octets of a pixel in the windows: where channels are padded, and more than a swizzle takes, an odd number."""
+    """The octets of a pixel in the windows, after padding. Padded pixels of more than 8 octets get an odd number."""
     octets = ceil_div(problem.c, VECTOR_CHANNELS)
     return octets + int(problem.c % VECTOR_CHANNELS > 0 and octets > SWIZZLED_OCTETS and octets % 2 == 0)
 
 
-def _has_banks(octets: int) -> bool:
-    """Whether neighbouring pixels of so many octets lie in different banks, with a swizzle or without."""
+def _is_supported(octets: int) -> bool:
+    """Whether windows of so many octets a pixel are computed: up to 8, or an odd number up to 15.
+
+    Larger even numbers have bank conflicts.
+    """
     return octets <= SWIZZLED_OCTETS or (octets <= MAX_OCTETS and octets % 2 == 1)
 
 

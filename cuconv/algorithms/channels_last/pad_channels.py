@@ -1,9 +1,10 @@
-"""Copies of the operands where a tensor map cannot read channels as they are, as those of a network's first layer.
+"""Copies of input and weights with more channels, where a tensor map cannot read theirs, such as 3 of a first layer.
 
 A tensor map needs strides of whole 16 bytes. `pad_channels.cu` copies input and weights to the workspace, the input
-first, with more channels, which are zeros. Where the channels are few, a copy by the map would move little: then the
-pixels that a row of a filter reads, which are neighbours in memory, may become the channels of one wide pixel. So a 7x7
-filter of 3 channels becomes one of 7x1 with 28 channels, and the windows of neighbouring outputs overlap in memory.
+first, and adds channels that are zero. A tensor map copies few channels slowly. So the pixels that a row of a filter
+reads, which are neighbours in memory, may become the channels of one wide pixel. With stride 2, each pixel of 3
+channels is padded to 4, and a 7x7 filter becomes a 7x1 filter of 7 x 4 = 28 channels. The wide pixels of neighbouring
+outputs overlap in memory.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ SOURCE = Path(__file__).with_suffix(".cu")
 THREADS = 256
 VECTOR_CHANNELS = 8  # 16 bytes: strides of a tensor map are multiples of them
 MOST_LOADED = 4  # channels that a thread loads at once
-WHOLE_ROW = 64  # channels of the widest box: pixels of as many are not joined
-# Microseconds of the launch, and for 2**20 bytes that it writes, on an H100: guesses.
+FULL_BOX = 64  # pixels of this many channels or more fill boxes of their own, so they are not joined
+# Guesses, not fitted: microseconds of a launch, and for each MiB that it writes.
 LAUNCH_US, US_PER_MIB = 1.5, 0.5
 
 Config = TypeVar("Config", bound=Configuration)
@@ -36,11 +37,11 @@ Costs = TypeVar("Costs")
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Where the main kernel finds input and weight, and how they lie there, in elements.
+    """The main kernel's input and weight, and their strides in elements.
 
-    pixel      from where one filter reads its first column to where its neighbour in the row does, before the stride
-    row        from one row of the input to the next
-    position   from one filter position of the weights to the next
+    pixel      between the first elements of neighbouring columns of the input
+    row        between rows of the input
+    position   between filter positions of the weights
     """
 
     input: Address
@@ -54,25 +55,31 @@ class Operands:
 class Copies:
     """The copies of a problem's operands.
 
-    of             the problem
-    problem        the equal problem that the main kernel computes with them
-    pixel          channels of a pixel
-    left           pixels of zeros at the start of a row of the input
-    input_vectors  vectors of eight elements in a row of the input
-    weight_vectors the same in a row of a filter
+    original        the problem as it was given
+    computed        the equal problem that the main kernel computes with the copies
+    pixel_channels  channels of a pixel of the copies, before pixels are joined
+    left            pixels of zeros at the start of a row of the input
+    input_vectors   vectors of eight elements in a row of the input
+    weight_vectors  the same in a row of a filter
     """
 
-    of: ConvProblem
-    problem: ConvProblem
-    pixel: int
+    original: ConvProblem
+    computed: ConvProblem
+    pixel_channels: int
     left: int
     input_vectors: int
     weight_vectors: int
 
     @property
+    def vectors(self) -> int:
+        """The vectors of both copies."""
+        p = self.original
+        return self._all_input_vectors + p.m * p.kh * self.weight_vectors
+
+    @property
     def workspace_bytes(self) -> int:
         """The bytes of the copies."""
-        return HALF_BYTES * VECTOR_CHANNELS * sum(self._all_vectors)
+        return HALF_BYTES * VECTOR_CHANNELS * self.vectors
 
     @property
     def predicted_us(self) -> float:
@@ -82,55 +89,58 @@ class Copies:
     @property
     def operands(self) -> Operands:
         """The operands of the main kernel."""
-        behind = WORKSPACE + HALF_BYTES * VECTOR_CHANNELS * self._all_vectors[0]
-        is_joined = self.problem.kw < self.of.kw
-        pixel, position = (self.of.stride_w, self.of.kw) if is_joined else (1, 1)  # in pixels
-        row, weights = self.input_vectors * VECTOR_CHANNELS, _vectors(position * self.pixel) * VECTOR_CHANNELS
-        return Operands(WORKSPACE, behind, pixel * self.pixel, row, weights)
+        p, weight = self.original, WORKSPACE + HALF_BYTES * VECTOR_CHANNELS * self._all_input_vectors
+        is_joined = self.computed.kw < p.kw
+        pixels_apart, position_pixels = (p.stride_w, p.kw) if is_joined else (1, 1)
+        position = _vectors(position_pixels * self.pixel_channels) * VECTOR_CHANNELS
+        row = self.input_vectors * VECTOR_CHANNELS
+        return Operands(WORKSPACE, weight, pixels_apart * self.pixel_channels, row, position)
 
     def launch(self, aligned: bool) -> Launch:
         """The launch that makes the copies. aligned: whether the operands start at multiples of 16 bytes."""
-        p = self.of
+        p, pixel = self.original, self.pixel_channels
         arguments = (
-            INPUT, WEIGHT, WORKSPACE, p.n * p.h, p.m * p.kh, p.c, self.pixel, packed_divisor(self.pixel), p.w, p.kw,
-            self.left, self.input_vectors, packed_divisor(self.input_vectors), self.weight_vectors,
+            INPUT, WEIGHT, WORKSPACE, p.n * p.h, p.m * p.kh, p.c, pixel, packed_divisor(pixel), p.w, p.kw, self.left,
+            self.input_vectors, packed_divisor(self.input_vectors), self.weight_vectors,
             packed_divisor(self.weight_vectors), gcd(MOST_LOADED, p.c) if aligned else 1,
         )  # fmt: skip
-        blocks = ceil_div(sum(self._all_vectors), THREADS)
+        blocks = ceil_div(self.vectors, THREADS)
         return Launch(SOURCE, {}, "pad_channels", blocks, THREADS, arguments, overlap=True)
 
     @property
-    def _all_vectors(self) -> tuple[int, int]:
-        """The vectors of the input's copy, and of the weights'."""
-        return self.of.n * self.of.h * self.input_vectors, self.of.m * self.of.kh * self.weight_vectors
+    def _all_input_vectors(self) -> int:
+        """The vectors of the input's copy."""
+        return self.original.n * self.original.h * self.input_vectors
 
 
 @lru_cache(maxsize=1024)
-def joined(problem: ConvProblem) -> Copies | None:
-    """The copies whose pixels are joined where channels are few; None where a map reads the operands as they are.
+def copies_of(problem: ConvProblem) -> Copies | None:
+    """The copies that a problem needs, or None where tensor maps read its operands as they are.
 
-    Raises UnsupportedProblem for more vectors than the kernel can count.
+    Pixels of a filter row are joined unless the filter has one column, a dilation along the row, or FULL_BOX channels
+    and more. Raises UnsupportedProblem for more vectors than the kernel can count.
     """
     p = problem
     if p.c % VECTOR_CHANNELS == 0 or not p.is_half:
         return None
     shortest = VECTOR_CHANNELS // gcd(VECTOR_CHANNELS, p.stride_w)  # so that windows start at multiples of 16 bytes
     channels = ceil_div(p.c, shortest) * shortest
-    if p.kw == 1 or p.dilation_w > 1 or channels >= WHOLE_ROW:
+    if p.kw == 1 or p.dilation_w > 1 or channels >= FULL_BOX:
         return padded(p, _vectors(p.c))
     equal = replace(p, c=p.kw * channels, w=p.out_w, kw=1, pad_w=0, more_w=0, stride_w=1)
     pixels = (p.out_w - 1) * p.stride_w + p.kw
     return _checked(Copies(p, equal, channels, p.pad_w, _vectors(pixels * channels), _vectors(p.kw * channels)))
 
 
+@lru_cache(maxsize=1024)
 def padded(problem: ConvProblem, vectors: int) -> Copies:
-    """The copies in which each pixel has so many vectors of eight channels; raises UnsupportedProblem as `joined`."""
+    """The copies in which a pixel has so many vectors of eight channels; raises UnsupportedProblem as `copies_of`."""
     p, pixel = problem, vectors * VECTOR_CHANNELS
     return _checked(Copies(p, replace(p, c=pixel), pixel, 0, p.w * vectors, p.kw * vectors))
 
 
 class PadsChannels(Algorithm[Config, Costs]):
-    """An algorithm whose main kernel reads operands by tensor maps, behind the kernel that copies what these cannot."""
+    """An algorithm whose main kernel reads by tensor maps, after a kernel that copies what these cannot read."""
 
     @abstractmethod
     def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
@@ -146,14 +156,14 @@ class PadsChannels(Algorithm[Config, Costs]):
 
     def copies(self, problem: ConvProblem) -> Copies | None:
         """The copies that a problem needs, or None."""
-        return joined(problem)
+        return copies_of(problem)
 
     def candidates(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
         """Every configuration that can run; raises UnsupportedProblem where there is none."""
         copies = self.copies(problem)
         if copies is None:
             return self.configurations(problem, device)
-        found = self.configurations(copies.problem, device)
+        found = self.configurations(copies.computed, device)
         return [replace(one, workspace_bytes=copies.workspace_bytes) for one in found]  # type: ignore[type-var]
 
     def estimate_us(self, problem: ConvProblem, device: DeviceSpec, config: Config, costs: Costs) -> float:
@@ -161,17 +171,17 @@ class PadsChannels(Algorithm[Config, Costs]):
         copies = self.copies(problem)
         if copies is None:
             return self.main_us(problem, device, config, costs)
-        return copies.predicted_us + self.main_us(copies.problem, device, config, costs)
+        return copies.predicted_us + self.main_us(copies.computed, device, config, costs)
 
     def kernels(self, problem: ConvProblem, config: Config, options: CallOptions) -> tuple[Launch, ...]:
-        """The launch of the main kernel, which waits for the kernel ahead itself, behind that which copies operands."""
+        """The launch that copies operands, if they need it, and that of the main kernel, which waits itself."""
         copies = self.copies(problem)
         if copies is None:
             p = problem
             own = Operands(INPUT, WEIGHT, p.c, p.c * p.w, p.group_channels)
             return (self.main_launch(p, config, options, own),)
         unpacked = replace(options, packed=False)  # weights in the workspace are not constant
-        main = self.main_launch(copies.problem, config, unpacked, copies.operands)
+        main = self.main_launch(copies.computed, config, unpacked, copies.operands)
         return copies.launch(options.aligned), main
 
 
@@ -181,8 +191,9 @@ def variants() -> list[dict[str, int]]:
 
 
 def _checked(copies: Copies) -> Copies:
-    vectors = copies.workspace_bytes // (HALF_BYTES * VECTOR_CHANNELS)
-    check_sizes(copies.of, "pad_channels", [("vectors of eight channels", vectors + THREADS, MAX_INDEX)])
+    """The copies; raises UnsupportedProblem where the kernel cannot count their vectors."""
+    sizes = [("vectors of eight channels", copies.vectors + THREADS, MAX_INDEX)]
+    check_sizes(copies.original, "pad_channels", sizes)
     return copies
 
 

@@ -34,6 +34,7 @@ STEP = 16  # elements of the reduction that an instruction adds
 WARPGROUPS = (1, 2)
 COLUMNS = (8, 16, 32, 64)  # per tile: multiples of 8, so that windows of nhwc_stem start at multiples of 16 bytes
 REGISTERS = {16: 64, 32: 64, 64: 80, 96: 128, 128: 128}  # per thread, by the filters of its block
+FILTERS = tuple(REGISTERS)
 SHAPES = 2  # tiles that are tried for the same number of pixels
 WARP_PIXELS = 16
 
@@ -106,7 +107,7 @@ class MultipliesWindows(FusesAll[Config, Costs]):
     """An algorithm that multiplies windows with wgmma, in half precision and channels last, for Hopper."""
 
     most_filters: ClassVar[int]
-    """The most filters of a block, one of REGISTERS."""
+    """The most filters of a block, one of FILTERS."""
 
     @abstractmethod
     def check(self, problem: ConvProblem) -> None:
@@ -137,19 +138,23 @@ class MultipliesWindows(FusesAll[Config, Costs]):
                 f"{problem.label}: windows of {self.name} would have more than {MAX_BOX} elements on an axis, the "
                 "limit of a tensor map: use 'auto'"
             )
+        return require_fit(self.fitting(problem, device), problem, device, self.name)
+
+    def fitting(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
+        """The candidates of a problem that passed the checks, without those that do not fit in shared memory."""
         found = [
             self._config(problem, device, filters, warpgroups, tile)
             for filters, warpgroups in product(self._filters_of(problem, device), WARPGROUPS)
             for tile in self._tiles(problem, WARPGROUP_PIXELS * warpgroups)
         ]
-        return require_fit([*filter(None, found)], problem, device, self.name)
+        return [*filter(None, found)]
 
     def _filters_of(self, problem: ConvProblem, device: DeviceSpec) -> list[int]:
         """The filters of a block that are tried: the fewest that make the fewest blocks, and the next two sizes below.
 
         Sizes whose weights do not fit in shared memory are left out.
         """
-        sizes = [one for one in REGISTERS if one <= self.most_filters]
+        sizes = [one for one in FILTERS if one <= self.most_filters]
         fitting = [one for one in sizes if self.fixed_bytes(problem, one) < device.shared_bytes_per_block]
         needed = ceil_div(problem.m, ceil_div(problem.m, max(fitting, default=1)))
         return fitting[: bisect_left(fitting, needed) + 1][-3:]

@@ -21,6 +21,7 @@ from cuconv.algorithms.common.divider import packed_divisor
 from cuconv.algorithms.common.limits import MAX_EXTENT, MAX_INDEX, check_sizes
 from cuconv.algorithms.common.many import ManyConfigurations
 from cuconv.algorithms.depthwise.strips import (
+    GENERAL_AT_ONCE,
     STRIPS,
     WARP,
     Geometry,
@@ -45,14 +46,13 @@ MAX_FILTER_COLUMNS = 31  # sums of more products are long chains
 MAX_STEP = 2**24  # rows or columns from one output, or filter position, to the next
 
 THREADS = (64, 128, 256)
-GENERAL_ROWS = (1, 4)  # outputs of a thread where the geometry is not listed
 BUFFERS = (1, 2)
 MAX_STAGED_BYTES = 48 * 1024  # a block stages no more, so that an SM holds several
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The constants of the cost model, in microseconds of what each says."""
+    """The constants of the cost model, in microseconds; each says for what."""
 
     start: float = constant("a launch, and a thread from start to end, without loads and products")
     stage: float = constant("added where a block stages its planes in shared memory")
@@ -111,7 +111,7 @@ class Depthwise(ManyConfigurations[DepthwiseConfig, Costs]):
 
     def variants(self, arch: str) -> list[Macros]:
         """All kernel variants; they are the same for every architecture."""
-        found = [_general_macros(rows) for rows in GENERAL_ROWS]
+        found = [_general_macros(rows) for rows in GENERAL_AT_ONCE]
         for geometry, strips in STRIPS.items():
             for strip, staged in strips:
                 found += [_macros(geometry, strip, staged, *vectors) for vectors in all_vectors(geometry, strip)]
@@ -201,7 +201,7 @@ class _Rows(NamedTuple):
 @lru_cache(maxsize=1024)
 def _rows(kind: Kind) -> _Rows:
     """Every strip with every number of threads and buffers."""
-    general = [(Strip(rows, 1, 1), False) for rows in GENERAL_ROWS]
+    general = [(Strip(rows, 1, 1), False) for rows in GENERAL_AT_ONCE]
     strips = general if kind.geometry is None else STRIPS[kind.geometry]
     found = [
         (*astuple(strip), staged, threads, buffers, *work_of(kind, strip, staged))
@@ -321,4 +321,4 @@ def _macros(geometry: Geometry, strip: Strip, staged: bool, vector: int, out_vec
 
 def _general_macros(rows: int) -> Macros:
     """The macros of the kernel variant for all other geometries, whose threads compute `rows` outputs."""
-    return {"GENERAL": 1, "ROWS": rows}
+    return {"GENERAL": 1, "ROWS": rows, "AT_ONCE": GENERAL_AT_ONCE[rows]}

@@ -1,13 +1,28 @@
 // The kernel for every geometry: filter size, stride, dilation and the channels of a group are arguments.
 //
 // A thread computes ROWS outputs, one below the other, of one filter. Neighbouring lanes have neighbouring outputs of a
-// row. The thread reads every operand of its products through the L1 cache; its outputs share the weights. Each sum is
-// one chain in the order of channels and filter positions, as in the specialised kernel, so the bits are the same.
+// row. The thread reads every operand of its products through the L1 cache; its outputs share the weights. It loads for
+// AT_ONCE filter positions before it multiplies, across the ends of the filter's rows: for a filter of few columns, loads
+// of one row would leave the thread waiting. Each sum is one chain in the order of channels and filter positions, as in
+// the specialised kernel, so the bits are the same.
 #pragma once
 
 #include "common/activation.cuh"
 #include "common/divider.cuh"
 #include "depthwise/start.cuh"
+
+// A filter position: its column in the filter, and where the thread's first output reads the input through it.
+struct Tap {
+    int column, y, x;
+    unsigned offset;  // of the input element in its plane; it wraps around in the padding
+
+    __device__ __forceinline__ void advance(int64 kernel_w, int64 dilation_h, int64 dilation_w, int64 width) {
+        ++column, x += (int)dilation_w, offset += (unsigned)dilation_w;
+        if (column < (int)kernel_w) return;
+        const int back = column * (int)dilation_w;
+        column = 0, y += (int)dilation_h, x -= back, offset += (unsigned)dilation_h * (unsigned)width - back;
+    }
+};
 
 // units:    output planes in all images; those of a group are neighbours, as are groups
 // strips_*: strips of a plane along a row and down the plane
@@ -30,35 +45,34 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
 
     const int64 plane_size = height * width;
     const int y = row * ROWS, top = y * (int)stride_h - (int)pad_h, left = (int)x * (int)stride_w - (int)pad_w;
+    const int taps = (int)kernel_h * (int)kernel_w;
+    const unsigned output_step = (unsigned)stride_h * (unsigned)width;
     const float* plane = input + group * group_channels * plane_size;
-    const float* weights = weight + filter * group_channels * kernel_h * kernel_w;
+    const float* weights = weight + filter * group_channels * taps;
     float sums[ROWS] = {};
 #pragma unroll 1
     for (int c = 0; c < (int)group_channels; ++c) {
+        Tap tap = {0, top, left, (unsigned)top * (unsigned)width + left};
 #pragma unroll 1
-        for (int ky = 0; ky < (int)kernel_h; ++ky) {
-            const float* rows[ROWS];
-            bool exists[ROWS];
+        for (int first = 0; first < taps; first += AT_ONCE) {
+            float values[AT_ONCE][ROWS], by[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < ROWS; ++i) {
-                const int input_row = top + i * (int)stride_h + ky * (int)dilation_h;
-                exists[i] = (unsigned)input_row < (unsigned)height;
-                rows[i] = plane + (int64)input_row * width + left;
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const bool exists = first + i < taps, inside = exists && (unsigned)tap.x < (unsigned)width;
+                by[i] = exists ? __ldg(weights + first + i) : 0.0f;
+#pragma unroll
+                for (int j = 0; j < ROWS; ++j)
+                    values[i][j] = inside && (unsigned)(tap.y + j * (int)stride_h) < (unsigned)height
+                                       ? __ldg(plane + (tap.offset + j * output_step))
+                                       : 0.0f;
+                tap.advance(kernel_w, dilation_h, dilation_w, width);
             }
-#pragma unroll 4
-            for (int kx = 0; kx < (int)kernel_w; ++kx) {
-                const int column = kx * (int)dilation_w;
-                const bool inside = (unsigned)(left + column) < (unsigned)width;
-                const float by = __ldg(weights + kx);
-                float values[ROWS];
 #pragma unroll
-                for (int i = 0; i < ROWS; ++i) values[i] = inside && exists[i] ? __ldg(rows[i] + column) : 0.0f;
+            for (int i = 0; i < AT_ONCE; ++i)
 #pragma unroll
-                for (int i = 0; i < ROWS; ++i) sums[i] = fmaf(values[i], by, sums[i]);
-            }
-            weights += kernel_w;
+                for (int j = 0; j < ROWS; ++j) sums[j] = fmaf(values[i][j], by[i], sums[j]);
         }
-        plane += plane_size;
+        plane += plane_size, weights += taps;
     }
 
     float* const to = output + (unit * out_h + y) * out_w + x;

@@ -12,8 +12,11 @@ from cuconv.core.problem import ConvProblem, ceil_div
 
 MAX_BAND_WEIGHTS = 64  # a thread holds no more at a time
 STAGED_REGISTERS = 80  # a thread's at least, where a block copies planes
+GENERAL_AT_ONCE = {1: 8, 4: 3}  # rows of a strip of the general kernel, and the filter positions it loads for at a time
 GENERAL_REGISTERS = 64  # a thread's at most, in the general kernel
-GENERAL_INSTRUCTIONS = 4  # for a product, in addition to its multiply-add: tests of row and column, address, loop
+# Instructions of the general kernel's threads in units of a listed kernel's multiply-add, from the compiled code and
+# times of 41 layers: for a product, for a filter position, and for a thread.
+GENERAL_PRODUCT, GENERAL_POSITION, GENERAL_THREAD = 2.2, 5.0, 68.0
 WARP = 32  # lanes
 
 
@@ -154,8 +157,10 @@ def work_of(kind: Kind, strip: Strip, staged: bool) -> Work:
     products = outputs * strip.filters * kind.group_channels * kind.kh * kind.kw
     cycles = gcd(distance, WARP) if staged else min(distance, WARP)
     if kind.geometry is None:  # every product loads its operand
-        stores = outputs * strip.filters
-        return Work(products, products, stores, 1 + GENERAL_INSTRUCTIONS, cycles, GENERAL_REGISTERS)
+        at_once = GENERAL_AT_ONCE[strip.rows]
+        positions = kind.group_channels * at_once * ceil_div(kind.kh * kind.kw, at_once)
+        issued = positions * (GENERAL_PRODUCT * outputs + GENERAL_POSITION) + GENERAL_THREAD
+        return Work(products, products, outputs, issued / products, cycles, GENERAL_REGISTERS)
     vector, out_vector = vectors_of(kind, strip, aligned=True)
     registers = max(STAGED_REGISTERS if staged else 0, _registers(kind, strip))
     stores = outputs * strip.filters // out_vector

@@ -31,10 +31,9 @@ def launch(norm: GroupNorm, device: DeviceSpec) -> Launch:
     pixels = ceil_div(h * w, blocks)
     kept = part_bytes(pixels, channels) <= room
     arguments: tuple[Argument, ...] = (
-        *(INPUT, WEIGHT, BIAS, OUTPUT),
-        *(c, norm.group_channels, channels, h * w, pixels, phases, parts, int(kept), bits_of(norm.epsilon)),
-        *(norm.activation.kind, norm.activation.packed_numbers),
-    )
+        INPUT, WEIGHT, BIAS, OUTPUT, c, norm.group_channels, channels, h * w, pixels, phases, parts, int(kept),
+        bits_of(norm.epsilon), norm.activation.kind, norm.activation.packed_numbers,
+    )  # fmt: skip
     return Launch(
         SOURCE, {"BLOCKS": blocks, "BF16": int(norm.precision == BF16)}, "nhwc_group_norm", clusters * blocks, THREADS,
         arguments, shared_bytes=shared + part_bytes(pixels, channels) * kept, overlap=device.has_dependent_launch,
@@ -42,9 +41,10 @@ def launch(norm: GroupNorm, device: DeviceSpec) -> Launch:
 
 
 def set_channels(norm: GroupNorm, device: DeviceSpec) -> int:
-    """The channels of the groups that a cluster computes.
+    """The channels of a cluster's groups.
 
-    At least a sector of each pixel, and two while the clusters still have a block for each SM.
+    At least 32 bytes of each pixel, and up to 64 as long as every SM still gets a block. An image with fewer channels
+    is one set.
     """
     n, c, _, _ = norm.input_shape
     channels = norm.least_channels
@@ -57,10 +57,10 @@ def set_channels(norm: GroupNorm, device: DeviceSpec) -> int:
 
 
 def _cluster_blocks(device: DeviceSpec, clusters: int, pixels: int, channels: int, room: int) -> int:
-    """The blocks of a cluster that take the least time, and of several numbers that do, the least.
+    """The number of blocks of a cluster with the least predicted time; the smallest of equals.
 
-    The time is that of the waves in which the GPU runs the clusters, each as long as a block's slice, which is written
-    once, and read once if the shared memory has room for it, else twice. No slice is smaller than LEAST_SLICE.
+    The time is waves of clusters x pixels of a slice x passes over memory: 2 if the slice stays in shared memory (one
+    read, one write), else 3. No slice is smaller than LEAST_SLICE.
     """
 
     def cost(blocks: int) -> int:

@@ -30,7 +30,7 @@ def launch(excitation: Excitation, device: DeviceSpec) -> Launch:
     # Fewer blocks let the GPU compute more images at a time, if they hold the weights.
     at_a_time = device.clusters_at_a_time(most) if device.max_cluster_blocks >= most else 0
     sizes = CLUSTERS if n > at_a_time > 0 else (most,) if at_a_time else (few,)
-    found = ((blocks, share) for blocks in sizes if (share := _channel_blocks(excitation, blocks, room)))
+    found = ((blocks, parts) for blocks in sizes if (parts := _channel_parts(excitation, blocks, room)))
     blocks, channel_blocks = next(found, (0, 0))
     if not blocks:
         raise UnsupportedProblem(f"{excitation}: {room} bytes of shared memory do not hold a block's weights")
@@ -39,10 +39,9 @@ def launch(excitation: Excitation, device: DeviceSpec) -> Launch:
     shared = _shared_bytes(excitation, channels)
     kept = shared + part_bytes(pixels, channels) <= room
     arguments: tuple[Argument, ...] = (
-        *(INPUT, WEIGHT, BIAS, OUTPUT),
-        *(c, excitation.pixels, excitation.hidden, channel_blocks, channels, pixels, *rows(channels), int(kept)),
-        *excitation.functions,
-    )
+        INPUT, WEIGHT, BIAS, OUTPUT, c, excitation.pixels, excitation.hidden, channel_blocks, channels, pixels,
+        *rows(channels), int(kept), *excitation.functions,
+    )  # fmt: skip
     return Launch(
         SOURCE, {"BLOCKS": blocks, "BF16": int(excitation.precision == BF16)}, "nhwc_squeeze_excite", n * blocks,
         THREADS, arguments, shared_bytes=shared + part_bytes(pixels, channels) * kept,
@@ -50,26 +49,26 @@ def launch(excitation: Excitation, device: DeviceSpec) -> Launch:
     )  # fmt: skip
 
 
-def _channel_blocks(excitation: Excitation, blocks: int, room: int) -> int:
-    """The parts of the channels that a cluster's blocks share; 0 where no number of parts lets the weights fit.
+def _channel_parts(excitation: Excitation, blocks: int, room: int) -> int:
+    """The number of parts into which a cluster cuts the channels: a power of two, 0 if the weights fit with none.
 
-    As many as leave WIDE channels to each, so that blocks copy few weights, or more for large weights.
+    It is the largest with at least WIDE channels a part, or larger if the weights need it.
     """
     c = excitation.input_shape[1]
-    share = 1
-    while 2 * share <= blocks and c >= 2 * share * WIDE:
-        share *= 2
-    while share <= blocks:
-        channels = _block_channels(c, share)
+    parts = 1
+    while 2 * parts <= blocks and c >= 2 * parts * WIDE:
+        parts *= 2
+    while parts <= blocks:
+        channels = _block_channels(c, parts)
         if channels <= MAX_CHANNELS and _shared_bytes(excitation, channels) <= room:
-            return share
-        share *= 2
+            return parts
+        parts *= 2
     return 0
 
 
-def _block_channels(channels: int, share: int) -> int:
+def _block_channels(channels: int, parts: int) -> int:
     """The channels of a block: whole vectors."""
-    return ceil_div(ceil_div(channels, share), VECTOR) * VECTOR
+    return ceil_div(ceil_div(channels, parts), VECTOR) * VECTOR
 
 
 def _shared_bytes(excitation: Excitation, channels: int) -> int:

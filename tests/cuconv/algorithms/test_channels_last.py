@@ -10,7 +10,7 @@ from cuconv import ConvProblem, UnsupportedProblem
 from cuconv.algorithms import ALGORITHMS, kernel_set
 from cuconv.algorithms.base import CallOptions
 from cuconv.algorithms.channels_last.channels_last import BOXES, corners_of, output_map, pixel_map, weight_map
-from cuconv.algorithms.channels_last.pad_channels import Operands, joined
+from cuconv.algorithms.channels_last.pad_channels import Operands, copies_of
 from cuconv.core.activation import RELU, activation_of
 from cuconv.core.launch import INPUT, OUTPUT, WEIGHT, WORKSPACE, TensorMap
 from cuconv.device import A100, H200
@@ -62,10 +62,10 @@ def test_copies_start_at_every_filter_of_an_image_and_nowhere_else():
 
 
 def test_copies_of_operands_are_of_a_problem_with_the_same_outputs():
-    copied = [p for p in UNEQUAL if joined(p)]
+    copied = [p for p in UNEQUAL if copies_of(p)]
     assert len(copied) == 2
     for p in copied:
-        assert joined(p).problem.output_shape == p.output_shape
+        assert copies_of(p).computed.output_shape == p.output_shape
 
 
 def test_maps_are_of_dense_tensors_and_fit_the_driver_s_limits():
@@ -268,7 +268,7 @@ def test_copies_of_few_channels_make_an_equal_problem(problem, channels):
     )
     assert config.workspace_bytes == 2 * len(memory) and padding.blocks * padding.threads * 8 >= len(memory)
     pixels, weights = main.arguments[:2]
-    equal = joined(p).problem
+    equal = copies_of(p).computed
     assert pixels.sizes == (equal.c, equal.w, equal.h, equal.n) and equal.c == channels
     assert pixels.address == WORKSPACE and weights.address.operand == WORKSPACE.operand
     images = read(memory, pixels, pixels.sizes).permute(0, 3, 1, 2)

@@ -99,7 +99,7 @@ def test_the_index_arithmetic_computes_the_convolution(problem):
 @pytest.mark.parametrize(("problem", "channels"), PADDED, ids=lambda value: getattr(value, "label", ""))
 def test_padded_channels_have_a_window_of_the_copies(problem, channels):
     p = problem
-    equal = WINDOW.copies(p).problem
+    equal = WINDOW.copies(p).computed
     assert equal == replace(p, c=channels)
     for config in WINDOW.candidates(p, H200):
         padding, main = WINDOW.launches(p, config, CallOptions(packed=True))
@@ -146,7 +146,7 @@ def test_operands_that_start_anywhere_are_left_to_other_algorithms():
         (window(1, 121, 16, 16, 8, 3, 3), "up to 120"),
         (window(1, 16, 16, 16, 8, 3, 3, groups=2), "one group"),
         (window(1, 12, 16, 16, 8, 3, 3, groups=2), "one group"),
-        (window(1, 16, 16, 16, 8, 1, 1), "several positions"),
+        (window(1, 16, 16, 16, 8, 1, 1), "larger than 1x1"),
         (window(1, 8, 300, 16, 8, 280, 1), "280 rows"),
         (window(1, 8, 16, 300, 8, 1, 260), "267 columns"),
         (window(1, 64, 40, 40, 8, 16, 16), "shared memory"),
@@ -155,4 +155,18 @@ def test_operands_that_start_anywhere_are_left_to_other_algorithms():
 )
 def test_what_a_tensor_map_or_the_kernel_cannot_do_is_refused(problem, value):
     with pytest.raises(UnsupportedProblem, match=value):
+        WINDOW.candidates(problem, H200)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        window(8, 12, 56, 56, 64, 1, 1),
+        window(1, 78, 16, 400, 64, 3, 200, dilation_w=2),
+        window(1, 60, 40, 40, 8, 16, 16),
+    ],
+    ids=lambda problem: problem.label,
+)
+def test_a_refusal_names_the_layer_that_was_asked_for_rather_than_the_padded_one(problem):
+    with pytest.raises(UnsupportedProblem, match=f"^{problem.label}: "):
         WINDOW.candidates(problem, H200)
