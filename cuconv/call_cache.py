@@ -36,16 +36,16 @@ MAX_READY_CALLS = 4096  # a thread keeps no more
 ALIGNMENT = 16  # bytes; some kernels have a faster variant for operands that all start at a multiple of it
 
 
-class _Thread(threading.local):
+class ReadyCalls(threading.local):
     """The ready calls of a thread. Threads do not share them, because a call writes to memory that it owns."""
 
     def __init__(self) -> None:
-        self.ready_calls: dict[Hashable, Call | PendingCall] = {}
+        self.ready_calls: dict[Hashable, Any] = {}
         if threading.current_thread().daemon:
             shutdown.watch()
 
 
-_thread = _Thread()
+_thread = ReadyCalls()
 
 
 def convolve(

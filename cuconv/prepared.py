@@ -111,9 +111,16 @@ class PreparedConv2d:
         A CUDA graph uses packed weights if a call with operands of the same shapes came before its capture; otherwise
         it computes as conv2d does.
         """
-        if self._may_be_last and self._library.layout(input) == LAST:
+        if self._may_be_last and self._is_last(input):
             return self._of_last()(input, residual, out=out)
         return convolve(self._library, self._key, input, self._weight, self._bias, out, residual, self)
+
+    def _is_last(self, input: Any) -> bool:
+        """Whether an input is in channels last; False for what `convolve` refuses."""
+        try:
+            return self._library.layout(input[None] if input.ndim == 3 else input) == LAST
+        except Exception:  # no array, or a tensor without strides
+            return False
 
     def _of_last(self) -> PreparedConv2d:
         """The layer for inputs in channels last, whose weights are copied at the first one."""

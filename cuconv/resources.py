@@ -6,6 +6,8 @@ The command is `python -m cuconv.resources`.
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 
 from cuconv.algorithms import ALGORITHMS
 from cuconv.core.launch import KernelVariant
@@ -19,6 +21,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m cuconv.resources", description=__doc__)
     parser.add_argument("--arch", nargs="+", choices=ARCHITECTURES, default=ARCHITECTURES)
     architectures = parser.parse_args().arch
+    try:
+        _print_all(architectures)
+    except compiler.CompileError as error:
+        sys.exit(f"{parser.prog}: {error}")
+
+
+def _print_all(architectures: Sequence[str]) -> None:
     print(f"{'algorithm':17} {'arch':7} {'kernel':17} registers  shared_bytes  spill_bytes  variant")
     for name, algorithm in ALGORITHMS.items():
         for arch in architectures:

@@ -88,8 +88,10 @@ class Worker:
         self._process = context.Process(target=_main, args=(tasks, theirs, begin))
         # Ctrl-C is the supervisor's: what is blocked here stays blocked in the process, while it starts as well.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        self._process.start()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for end in (tasks, theirs):  # the process has its own: so its end is an end of file here
             end.close()
         try:
@@ -165,7 +167,6 @@ def rows_of_cases(
             rows: list[Any] = []
             broken: set[Begins] = set()
             while True:
-                found: list[Any] = []
                 if worker is not None and key != process(case):
                     worker.end()
                     worker = None
@@ -173,22 +174,16 @@ def rows_of_cases(
                     key = process(case)
                     worker = started(partial(begin, key), progress.say)
                 try:
-                    for event in worker.measure((case, frozenset(broken))):
-                        if isinstance(event, Note):
-                            progress.say(event.text)
-                            lacking += [str(case)] * isinstance(event, Lacks)
-                        elif not isinstance(event, Begins):
-                            found.append(event)
-                    yield [*rows, *found]
+                    yield [*rows, *_measured(worker, case, broken, lacking)]
                     break
                 except WorkerEnded as end:
                     worker.end()
                     worker = None
                     begun = end.begun
                     progress.say(f"{begun.provider or 'preparing'} on {case}: {end}; it goes on in another process")
-                    of_end = list(failed(case, end))
+                    of_end = [] if begun in broken else list(failed(case, end))  # its rows are there already
                     rows += of_end
-                    if not of_end or begun in broken:
+                    if not of_end:
                         lacking.append(str(case))
                     if not begun.provider or begun in broken:
                         yield rows
@@ -204,6 +199,18 @@ def rows_of_cases(
             worker.end()
 
 
+def _measured(worker: Worker, case: Any, broken: set[Begins], lacking: list[str]) -> list[Any]:
+    """The rows of a case, whose notes are printed. A case that lacks rows is added to `lacking`. Raises WorkerEnded."""
+    found = []
+    for event in worker.measure((case, frozenset(broken))):
+        if isinstance(event, Note):
+            progress.say(event.text)
+            lacking += [str(case)] * isinstance(event, Lacks)
+        elif not isinstance(event, Begins):
+            found.append(event)
+    return found
+
+
 def started(begin: Begin, say: Say, when: str = "") -> Worker:
     """A process that is ready. Raises GpuLost, whose message starts with `when`, where it ends before."""
     try:
@@ -213,7 +220,7 @@ def started(begin: Begin, say: Say, when: str = "") -> Worker:
 
 
 def _signal(number: int) -> str:
-    name = signal.Signals(number).name
+    name = next((one.name for one in signal.Signals if one == number), str(number))  # a real-time signal has no name
     hint = ", which the system sends where memory runs out" if number == signal.SIGKILL else ""
     return f"was ended by the signal {name}{hint}"
 

@@ -29,7 +29,7 @@ class Geometry:
     def checked(self) -> Geometry:
         """The same with whole numbers and pairs of them alone; raises UnsupportedProblem for anything else."""
         padding = self.padding
-        if padding not in ("same", "valid") or not isinstance(padding, str):
+        if not isinstance(padding, str) or padding not in ("same", "valid"):
             padding = zeros("padding", padding)
         groups = whole_number("groups", self.groups)
         return Geometry(pair("stride", self.stride), padding, pair("dilation", self.dilation), groups)

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cuconv.core.activation import RELU, Activation, activation_of, named
+from cuconv.nn.nodes import Node
 
 aten = torch.ops.aten
-Node = Any  # fx.Node, whose own annotations allow no more than to look at its arguments
 
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "relu": torch.relu,

@@ -188,9 +188,9 @@ class Graphs:
 
     def _backend(self, graph: Any, inputs: Any) -> Callable[..., Any]:
         """The backend of torch.compile by which the graphs are made."""
-        self.refused = asked.what_no_guard_checks() or self.refused
-        if asked.what_no_guard_checks():
-            raise SkipFrame(self.refused)  # this part of the model runs as it is
+        if why := asked.what_no_guard_checks():
+            self.refused = why
+            raise SkipFrame(why)  # this part of the model runs as it is
         asked.guard_empty_dictionaries()
         return cuconv(graph, inputs, options={"freeze": True, "precision": self._precision}, made=self._note)
 

@@ -36,7 +36,7 @@ def _convolution(precision: str, *arguments: Any) -> Tensor:
     images, filters = (as_row(input), as_row(weight)) if is_signal else (input, weight)
     if images.dim() != 4 or not operator.qualifies(images, filters, bias) or operator.autocasts(input):
         return by_torch(*arguments)
-    convolve = partial(_launch, precision=precision)
+    convolve = partial(operator._launch, precision=precision)
     try:
         if transposed:
             layer = transposed_layer(input, weight, bias, (stride, padding, output_padding, dilation), groups)
@@ -50,21 +50,6 @@ def _convolution(precision: str, *arguments: Any) -> Tensor:
         return (by_torch_in_fp32 if precision == FP32 else by_torch)(*arguments)
     except UnsupportedProblem:  # torch computes it, or says what is wrong
         return by_torch(*arguments)
-
-
-def _launch(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    groups: int,
-    precision: str,
-) -> Tensor:
-    return operator._launch(
-        input, weight, bias, tuple(stride), tuple(padding), tuple(dilation), groups, precision=precision
-    )
 
 
 def _as_torchs(signal: Tensor, weight: Tensor) -> Tensor:

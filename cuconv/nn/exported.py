@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -62,7 +64,8 @@ def fold(program: ExportedProgram, *, precision: str = FP32) -> ExportedProgram:
     for node in graph.nodes:
         if node.target is BATCH_NORM:  # no convolution precedes it
             node.target, node.args = aten.batch_norm.default, (*node.args[:5], False, 0.0, node.args[5], True)
-    values = _read_results(graph, constants, {node: tensors[str(spec.target)] for node, spec in state.items()})
+    names = (name for name in map("folded_{}".format, count()) if name not in tensors)
+    values = _read_results(graph, constants, {node: tensors[str(spec.target)] for node, spec in state.items()}, names)
     for node, value in values.items():
         spec = InputSpec(InputKind.BUFFER, TensorArgument(node.name), node.name, persistent=True)
         kinds[node], tensors[node.name] = spec, value
@@ -98,6 +101,8 @@ def _convolved(
     dilation: Any = (1,),
     groups: int = 1,
 ) -> Any:
+    if input.dim() != weight.dim():  # one image or signal, which this operator of torch does not take
+        return NotImplemented
     return aten.convolution(input, weight, bias, stride, padding, dilation, False, [0] * (weight.dim() - 2), groups)
 
 
@@ -111,7 +116,7 @@ def _convolved_by_words(
     groups: int = 1,
 ) -> Any:
     pads = in_numbers(weight, stride, padding, dilation)
-    if pads is None:
+    if pads is None or input.dim() != weight.dim():
         return NotImplemented
     input, pads = padded(input, pads, weight.dim() - 2)
     return _convolved(input, weight, bias, stride, pads, dilation, groups)
@@ -127,6 +132,8 @@ def _transposed(
     groups: int = 1,
     dilation: Any = (1,),
 ) -> Any:
+    if input.dim() != weight.dim():
+        return NotImplemented
     return aten.convolution(input, weight, bias, stride, padding, dilation, True, output_padding, groups)
 
 
@@ -137,8 +144,13 @@ CONVOLUTIONS: dict[Any, Any] = {
 }
 
 
-def _read_results(graph: fx.Graph, constants: set[Any], state: dict[Any, Tensor]) -> dict[fx.Node, Tensor]:
-    """Compute what depends on the state alone, and make of each result an input of the graph, with its value."""
+def _read_results(
+    graph: fx.Graph, constants: set[Any], state: dict[Any, Tensor], names: Iterator[str]
+) -> dict[fx.Node, Tensor]:
+    """Compute what depends on the state alone, and make of each result an input of the graph, with its value.
+
+    names: those of the inputs, none of which the state has.
+    """
     computed = [node for node in graph.nodes if node in constants and node.op == "call_function"]
     results = [node for node in computed if not constants.issuperset(node.users)]
     _, function = compiled(constant_graph(graph, constants, results))
@@ -146,9 +158,9 @@ def _read_results(graph: fx.Graph, constants: set[Any], state: dict[Any, Tensor]
         values = function(None, *(state[node] for node in graph.nodes if node in state))
     first = next(node for node in graph.nodes if node not in state)
     found = {}
-    for number, (node, value) in enumerate(zip(results, values, strict=True)):
+    for node, value in zip(results, values, strict=True):
         with graph.inserting_before(first):
-            read = graph.placeholder(f"folded_{number}")
+            read = graph.placeholder(next(names))
         read.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(read, lambda user: user not in constants)
         found[read] = value

@@ -60,7 +60,6 @@ class Folded:
 
     Some inputs are constant. What is computed from them, such as packed weights, is kept while these tensors live, and
     computed anew where others replace them, their memory is another, or their version counters change.
-
     """
 
     # Slots, since AOTAutograd's wrappers copy what is in a __dict__, and would keep models alive.
@@ -282,8 +281,7 @@ class _Frozen:
 
     def _freeze_linear(self, node: Node) -> None:
         input, weight, bias, relu, precision = node.args
-        geometry = ((1, 1), (0, 0), (1, 1), 1)
-        layer = FrozenLinear(self._named(weight), self._named(bias), geometry, RELU if relu else NONE, precision)
+        layer = FrozenLinear(self._named(weight), self._named(bias), PLAIN, RELU if relu else NONE, precision)
         self._call(node, layer, (input,))
 
     def _concatenate(self, node: Node) -> None:

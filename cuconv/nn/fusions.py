@@ -82,7 +82,7 @@ def decompositions(precision: str) -> dict[Any, Callable[..., Any]]:
 
     def traced(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
         *sizes, groups = geometry
-        operands = (input, weight, bias, *sizes, False, [0, 0], groups)
+        operands = (input, weight, bias, *sizes, False, [0] * (weight.dim() - 2), groups)
         output = convolution(*operands)
         return aten.convolution.default(*operands) if output is NotImplemented else output
 

@@ -5,14 +5,13 @@ A call allocates the output and launches one kernel. While that compiles in the 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from torch import Tensor
 
 from cuconv.call import NotReady
-from cuconv.call_cache import is_captured, keep, warn_of_capture
+from cuconv.call_cache import ReadyCalls, is_captured, keep, warn_of_capture
 from cuconv.core.launch import Launch
 from cuconv.core.problem import UnsupportedProblem
 from cuconv.device import DeviceSpec, device_spec
@@ -31,16 +30,7 @@ class Planned(NamedTuple):
     is_channels_last: bool
 
 
-class _Thread(threading.local):
-    """The ready calls of a thread, which writes to memory that they own."""
-
-    def __init__(self) -> None:
-        self.ready_calls: dict[Hashable, _Call | UnsupportedProblem] = {}
-        if threading.current_thread().daemon:
-            shutdown.watch()
-
-
-_thread = _Thread()
+_thread = ReadyCalls()
 
 
 def called(

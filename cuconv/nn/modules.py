@@ -21,19 +21,21 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTran
 LAYERS = (*CONVOLUTIONS, nn.Linear)
 
 
-class Conv1d(nn.Conv1d):
-    """torch.nn.Conv1d whose forward is `cuconv.nn.conv1d`; otherwise as `cuconv.nn.Conv2d`.
-
-    In half precision torch computes it unless input and weight have the channels of a position together in memory, as
-    x.mT.contiguous().mT has.
-    """
-
-    precision: str
+class _InAPrecision(nn.Module):
+    """A layer that takes the precision of its calls besides torch's own arguments."""
 
     def __init__(self, *arguments: Any, precision: str = FP32, **options: Any):
         check_precision(precision)
         super().__init__(*arguments, **options)
         self.precision = precision
+
+
+class Conv1d(_InAPrecision, nn.Conv1d):
+    """torch.nn.Conv1d whose forward is `cuconv.nn.conv1d`; otherwise as `cuconv.nn.Conv2d`.
+
+    In half precision torch computes it unless input and weight have the channels of a position together in memory, as
+    x.mT.contiguous().mT has.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """The convolution of (N, C, L) or (C, L)."""
@@ -43,19 +45,12 @@ class Conv1d(nn.Conv1d):
         return conv1d(input, self.weight, self.bias, *options, precision=self.precision)
 
 
-class Conv2d(nn.Conv2d):
+class Conv2d(_InAPrecision, nn.Conv2d):
     """torch.nn.Conv2d whose forward is `cuconv.nn.conv2d`: arguments, attributes, state and gradients are torch's.
 
     The weights are read at each call, so the layer may be trained. What cuConv does not compute goes to torch.
     precision: "fp32", or "tf32" for inputs and weights that may be rounded to TF32; raises ValueError for others.
     """
-
-    precision: str
-
-    def __init__(self, *arguments: Any, precision: str = FP32, **options: Any):
-        check_precision(precision)
-        super().__init__(*arguments, **options)
-        self.precision = precision
 
     def forward(self, input: Tensor) -> Tensor:
         """The convolution of (N, C, H, W) or (C, H, W)."""
@@ -65,15 +60,8 @@ class Conv2d(nn.Conv2d):
         return conv2d(input, self.weight, self.bias, *options, precision=self.precision)
 
 
-class Linear(nn.Linear):
+class Linear(_InAPrecision, nn.Linear):
     """torch.nn.Linear, for inputs of at most MAX_ROWS rows computed as a 1x1 convolution of images of one pixel."""
-
-    precision: str
-
-    def __init__(self, *arguments: Any, precision: str = FP32, **options: Any):
-        check_precision(precision)
-        super().__init__(*arguments, **options)
-        self.precision = precision
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., M) for an input (..., K)."""

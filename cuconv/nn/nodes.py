@@ -57,6 +57,11 @@ def joined(node: Node) -> list[Node]:
     return [*parts] if dim in (1, -3) and is_apart and same_type else []
 
 
+def is_row(node: Node) -> bool:
+    """Whether a node is the view of a signal as an image of one row."""
+    return node.target is aten.unsqueeze.default and node.args[1] == 2 and node.meta["val"].dim() == 4
+
+
 def only_user(node: Node) -> Node | None:
     """The node that alone uses another one, if there is one."""
     return next(iter(node.users)) if len(node.users) == 1 else None

@@ -270,7 +270,9 @@ def is_plain_call(*operands: Any) -> bool:
     Tensors of torch's own tracers count as plain: the operator has an implementation for them.
     """
     tensors = [operand for operand in operands if isinstance(operand, Tensor) or hasattr(operand, "__torch_function__")]
-    if not all(type(tensor) in (*PLAIN, FakeTensor, FunctionalTensor) for tensor in tensors) or autocasts(operands[0]):
+    if not all(type(tensor) in (*PLAIN, FakeTensor, FunctionalTensor) for tensor in tensors):
+        return False
+    if not isinstance(operands[0], Tensor) or autocasts(operands[0]):
         return False
     return torch.compiler.is_compiling() or not is_differentiated()
 

@@ -146,12 +146,12 @@ class FrozenExcitation(Layers):
         return {**self.__dict__, "_packed": None}
 
 
-def plane_kernels(called: set[Any], types: Collection[torch.dtype], arch: str) -> list[KernelVariant]:
+def plane_kernels(kinds: set[Any], types: Collection[torch.dtype], arch: str) -> list[KernelVariant]:
     """The kernel variants for tensors of these types, of a graph that calls some functions and kinds of layers."""
     halves = [int(HALVES[dtype] == BF16) for dtype in types if dtype in HALVES]
     of_kinds = {group_normed: (group_norm, nhwc_group_norm), FrozenExcitation: (squeeze_excite, nhwc_squeeze_excite)}
     found = []
-    for plain, half in (of_kinds[kind] for kind in of_kinds if kind in called):
+    for plain, half in (of_kinds[kind] for kind in of_kinds if kind in kinds):
         found += [(plain.SOURCE, macros) for macros in plain.variants(arch) if torch.float32 in types]
         found += [(half.SOURCE, macros) for macros in half.variants(arch) if macros["BF16"] in halves]
     return [KernelVariant.of(source, arch, macros) for source, macros in found]

@@ -19,11 +19,11 @@ from cuconv.core.problem import UnsupportedProblem
 from cuconv.nn.formats import HALVES, empty, laid_out
 from cuconv.nn.frozen import runs_now
 from cuconv.nn.layout import CHANNELS_LAST, hint, is_laid_out_in_example, order
+from cuconv.nn.nodes import Node
 from cuconv.nn.operator import CONV2D, has_tangent, is_supported, untraced
 from cuconv.nn.pool_call import pooled
 
 aten = torch.ops.aten
-Node = Any  # fx.Node, whose own annotations allow no more than to look at its arguments
 # torch's defaults of stride, padding, dilation and ceil_mode; an empty stride is the filter's size.
 DEFAULTS: tuple[Any, ...] = ([], 0, 1, False)
 

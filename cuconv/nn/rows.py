@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from cuconv.nn.activated import activation_in
 from cuconv.nn.formats import as_row
 from cuconv.nn.layout import is_laid_out_in_example
-from cuconv.nn.nodes import Node, kind_of, only_user
+from cuconv.nn.nodes import Node, is_row, kind_of, only_user
 from cuconv.nn.operator import CONV2D
 from cuconv.nn.phases import INTERLEAVE
 from cuconv.nn.traced import BATCH_NORM
@@ -38,7 +38,7 @@ def keep_rows(graph: fx.Graph) -> None:
                     break
                 view = _behind(user)
     for node in list(graph.nodes):
-        if not _is_row(node):
+        if not is_row(node):
             continue
         (signal, _) = node.args
         # A view that stayed, since its signal has other readers; this one reads an activation of the signal.
@@ -47,18 +47,13 @@ def keep_rows(graph: fx.Graph) -> None:
         if _is_signal(signal):
             node.replace_all_uses_with(signal.args[0])
     for node in reversed(graph.nodes):
-        if not node.users and (_is_signal(node) or _is_row(node)):
+        if not node.users and (_is_signal(node) or is_row(node)):
             graph.erase_node(node)
 
 
 def _is_signal(node: Node) -> bool:
     """Whether a node is the view of an image of one row as a signal."""
     return node.target is aten.squeeze.dim and node.args[1] == 2 and _dimensions(node) == 3
-
-
-def _is_row(node: Node) -> bool:
-    """Whether a node is the view of a signal as an image of one row."""
-    return node.target is aten.unsqueeze.default and node.args[1] == 2 and _dimensions(node) == 4
 
 
 def _is_the_same_on_rows(user: Node, signal: Node) -> bool:

@@ -15,6 +15,7 @@ from cuconv.nn.activated import activated
 from cuconv.nn.formats import as_row, is_laid_out
 from cuconv.nn.limits import check_half, check_operands
 from cuconv.nn.operator import check_precision, conv2d, is_plain_call
+from cuconv.nn.padding import each
 from cuconv.nn.phases import Transposed, transposed_by
 
 Sizes = int | Sequence[int]
@@ -118,9 +119,10 @@ def transposed_layer(
     """
     check_operands(input, weight, bias)
     axes, channels = weight.dim() - 2, weight.shape[1] * groups
-    each = [[size] * axes if isinstance(size, int) else [*size] * (axes if len(size) == 1 else 1) for size in sizes]
-    is_whole = all(type(one) is int for size in (*each, weight.shape) for one in size)
-    if not is_whole or any(len(size) != axes for size in each) or min(each[0]) < 1 or min(each[3]) < 1 or groups < 1:
+    numbers = [each(size, axes) for size in sizes]
+    is_whole = all(type(one) is int for size in (*numbers, weight.shape) for one in size)
+    are_all = all(len(size) == axes for size in numbers)
+    if not is_whole or not are_all or min(numbers[0]) < 1 or min(numbers[3]) < 1 or groups < 1:
         raise UnsupportedProblem("torch takes or refuses such sizes")
     if input.shape[1] != weight.shape[0] or weight.shape[0] % groups or not weight.numel():
         raise UnsupportedProblem("torch refuses such a weight")
@@ -128,8 +130,8 @@ def transposed_layer(
         raise UnsupportedProblem("torch refuses such a bias")
     if axes == 1:
         input, weight = as_row(input), as_row(weight)
-        each = [[neutral, *size] for neutral, size in zip((1, 0, 0, 1), each, strict=True)]
-    layer = transposed_by((weight.shape[2:], *each), groups)
+        numbers = [[neutral, *size] for neutral, size in zip((1, 0, 0, 1), numbers, strict=True)]
+    layer = transposed_by((weight.shape[2:], *numbers), groups)
     for axis, size in zip(layer[:2], input.shape[2:], strict=True):
         if axis.outputs(1) < 1 and axis.outputs(size) < 1:  # the first alone makes no condition of a graph
             raise UnsupportedProblem("its output is empty")

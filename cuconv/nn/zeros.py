@@ -13,7 +13,7 @@ from cuconv.core.geometry import Pairs, ends, zeros
 from cuconv.core.problem import UnsupportedProblem
 from cuconv.nn.formats import as_row
 from cuconv.nn.limits import check_half
-from cuconv.nn.nodes import Node, laid_out_node, only_user
+from cuconv.nn.nodes import Node, is_row, laid_out_node, only_user
 from cuconv.nn.operator import CONV2D
 from cuconv.nn.padding import for_operator
 
@@ -34,9 +34,9 @@ def _folds(node: Node) -> bool:
     """Whether a convolution reads zeros that could be made its padding, and have been."""
     input, weight, bias, stride, padding, dilation, groups, *others = node.args
     copies = [input]  # from the convolution on, up to the one with the zeros
-    while copies[-1].target is aten.clone.default or _is_row(copies[-1]):
+    while copies[-1].target is aten.clone.default or is_row(copies[-1]):
         copies.append(copies[-1].args[0])
-    is_signal, around = any(map(_is_row, copies)), _zeros(copies[-1])
+    is_signal, around = any(map(is_row, copies)), _zeros(copies[-1])
     is_known = all(type(size) is int for size in padding)
     if around is None or not is_known or any(only_user(copy) is None for copy in copies):
         return False
@@ -56,11 +56,6 @@ def _folds(node: Node) -> bool:
     for copy in copies:
         node.graph.erase_node(copy)
     return True
-
-
-def _is_row(node: Node) -> bool:
-    """Whether a node is the view of a signal as an image of one row."""
-    return node.target is aten.unsqueeze.default and node.args[1] == 2 and node.meta["val"].dim() == 4
 
 
 def _zeros(node: Node) -> Pairs | None:

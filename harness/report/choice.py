@@ -14,7 +14,7 @@ import pandas as pd
 
 from harness.contenders import registry
 from harness.precision import FP32, PRECISIONS, TF32
-from harness.report.speedups import by_batch, by_filter
+from harness.report.speedups import by_batch, by_filter, first_ratio
 from harness.store.markdown import NONE, Column, markdown, of, tabulate, times
 from harness.sweep.comparisons import (
     AUTO,
@@ -22,10 +22,8 @@ from harness.sweep.comparisons import (
     CASE,
     FILTER,
     Results,
-    each,
     fastest,
     geometric_mean,
-    problem_of,
     rivals,
     timed,
 )
@@ -90,11 +88,7 @@ def _mean_behind(rows: pd.DataFrame, precision: str) -> str:
 
 
 def _furthest_behind(rows: pd.DataFrame, precision: str) -> str:
-    mine = rows[rows.precision == precision]
-    if mine.empty:
-        return NONE
-    (worst,) = each(mine.nlargest(1, "behind"))
-    return f"{times(worst.behind)} ({problem_of(worst).label})"
+    return first_ratio(rows[rows.precision == precision].nlargest(1, "behind"), "behind")
 
 
 def warned(table: str, results: Results, *precisions: str) -> str:
@@ -159,14 +153,7 @@ def _loss_cells(table: pd.DataFrame, name: str) -> list[str]:
     """Cases chosen, geometric mean of the loss over all cases, and its worst."""
     chosen = of(int((table.chosen == name).sum()), len(table))
     lost = table[(table.chosen == name) & table.loss.notna()]
-    return [chosen, times(geometric_mean(table.loss), 4), _worst(lost)]
-
-
-def _worst(lost: pd.DataFrame) -> str:
-    if lost.empty:
-        return NONE
-    (case,) = each(lost.nlargest(1, "loss"))
-    return f"{times(case.loss)} ({problem_of(case).label})"
+    return [chosen, times(geometric_mean(table.loss), 4), first_ratio(lost.nlargest(1, "loss"), "loss")]
 
 
 def algorithm_table(results: Results, name: str) -> str:

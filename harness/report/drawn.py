@@ -9,15 +9,13 @@ import pandas as pd
 
 from harness.precision import MEASURED, TF32
 from harness.report.choice import choice, warned
-from harness.report.speedups import labelled, worst_table
-from harness.store.markdown import NONE, Column, markdown, of, tabulate, times
+from harness.report.speedups import first_ratio, labelled, worst_table
+from harness.store.markdown import Column, markdown, of, tabulate, times
 from harness.sweep.comparisons import (
     Results,
     compare,
     compare_with_tf32,
-    each,
     geometric_mean,
-    problem_of,
     summarise,
 )
 
@@ -67,18 +65,11 @@ def _facts(results: Results, compared: pd.DataFrame, chosen: pd.DataFrame) -> di
     return {
         f"speedup over {results.comparison.rivals_label}, geometric mean": times(total.geometric),
         "cases lost": of(total.of - total.wins, total.of),
-        "least speedup": _first(compared.nsmallest(1, "speedup"), "speedup"),
+        "least speedup": first_ratio(compared.nsmallest(1, "speedup"), "speedup"),
         "regret, geometric mean": times(geometric_mean(regret), 3),
         f"regret of {NEARLY_ALL:.0%} of the cases, at most": times(float(regret.quantile(NEARLY_ALL))),
-        "largest regret": _first(chosen.nlargest(1, "behind"), "behind"),
+        "largest regret": first_ratio(chosen.nlargest(1, "behind"), "behind"),
     }
-
-
-def _first(rows: pd.DataFrame, column: str) -> str:
-    """The ratio and the label of the first of some cases; a dash where there is none."""
-    for case in each(rows.head(1)):
-        return f"{times(getattr(case, column))} ({problem_of(case).label})"
-    return NONE
 
 
 def _largest_regrets(chosen: pd.DataFrame) -> str:

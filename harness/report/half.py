@@ -33,15 +33,17 @@ def compare_with_half(results: Results) -> pd.DataFrame:
 
     The columns are those of `compare`.
     """
-    half = fastest(_rivals_in_half(results))
+    half = fastest(rivals(timed(results.frame, FP16), results.comparison))
     mine = results.of_subject().drop(columns=["rival_us", "rival_provider", "rival_algorithm", "speedup"])
     names = {"mean_us": "rival_us", "provider": "rival_provider", "algorithm": "rival_algorithm"}
     both = mine.merge(half[[*CASE, *names]].rename(columns=names), on=CASE)
     return both.assign(speedup=both.rival_us / both.mean_us)
 
 
-def _rivals_in_half(results: Results) -> pd.DataFrame:
-    return rivals(timed(results.frame, FP16), results.comparison)
+def _rivals(results: Results, precision: str) -> str:
+    """The labels of the rivals that have a time in a precision."""
+    measured = set(rivals(timed(results.frame, precision), results.comparison).provider)
+    return " and ".join(entry.label for name, entry in PROVIDERS.items() if name in measured)
 
 
 def in_one_precision(results: Results, precision: str) -> tuple[Results, pd.DataFrame]:
@@ -69,8 +71,7 @@ def in_channels_last(results: Results, precision: str) -> str:
     if rows.empty:
         return ""
     total, name = summarise(rows), precision.upper()
-    measured = set(rivals(timed(results.frame, precision), results.comparison).provider)
-    who = " and ".join(entry.label for provider, entry in PROVIDERS.items() if provider in measured)
+    who = _rivals(results, precision)
     sentence = (
         f"{results.shown(results.subject)} in {name}, channels last, over the fastest of {who} in {name}, NCHW or "
         f"channels last, {results.time}, on {results.device}: geometric mean {times(total.geometric)}, faster on "
@@ -90,10 +91,9 @@ def half_table(results: Results) -> str:
         return f"cuConv in FP32 was not measured beside cuDNN in half precision: {OURS}."
     if rows.empty:
         return f"There are no rows of cuDNN in half precision for {results.device}: {REMEDY}."
-    measured = set(_rivals_in_half(results).provider)
-    who = " and ".join(entry.label for name, entry in PROVIDERS.items() if name in measured)
     ahead = [str(batch) for batch, cases in grouped(rows, "batch") if geometric_mean(cases.speedup) > 1]
     total = summarise(rows)
+    who = _rivals(results, FP16)
     sentence = (
         f"{results.shown(results.subject)} in FP32 over the fastest of {who} in FP16, NCHW or channels last, with "
         f"FP32 sums: geometric mean {times(total.geometric)}, faster on {of(total.wins, total.of)} cases. In the mean "

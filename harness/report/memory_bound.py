@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from harness.experiments.copies import rows as bandwidth
+from harness.report.floor import percent
 from harness.store.markdown import NONE, markdown, of
 from harness.sweep.comparisons import (
     FILTER,
@@ -64,7 +65,7 @@ def memory_bound_table(results: Results) -> str:
     body = []
     for (k, kw, h, w), rows in grouped(found, [*FILTER, "h", "w"]):
         layers = len(rows.drop_duplicates(LAYER))
-        cells = [_percent(geometric_mean(rows[rows.batch == batch].share)) for batch in batches]
+        cells = [percent(geometric_mean(rows[rows.batch == batch].share)) for batch in batches]
         body.append([f"{k}x{kw}", f"{h}x{w}", layers, *cells])
     reached = [_reached(found[found.batch == batch]) for batch in batches]
     body.append([f"{GOAL:.0%} or more", "all", len(found.drop_duplicates([*FILTER, *LAYER])), *reached])
@@ -98,10 +99,6 @@ def depthwise_table(results: Results | None, device: str) -> str:
 
 def _mean_share(rows: pd.DataFrame) -> str:
     return f"{geometric_mean(rows.share):.0%} ({len(rows)})" if len(rows) else NONE
-
-
-def _percent(share: float) -> str:
-    return NONE if np.isnan(share) else f"{share:.0%}"
 
 
 def _reached(found: pd.DataFrame) -> str:

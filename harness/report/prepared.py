@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from harness.report.speedups import ALL, by_filter
-from harness.store.markdown import NONE, Column, tabulate, times
+from harness.store.markdown import Column, tabulate, times
 from harness.sweep.comparisons import AUTO, CASE, Results, full_precision, geometric_mean, grouped
 from harness.sweep.provenance import provenance
 
@@ -37,7 +37,7 @@ def prepared_table(results: Results) -> str:
         return f"Not measured on {results.device}: {REMEDY}."
     groups = [*((str(batch), rows) for batch, rows in grouped(found, "batch")), (ALL, found)]
     columns: list[Column] = [
-        *by_filter(found, lambda rows: _mean(rows.gain)),
+        *by_filter(found, lambda rows: times(geometric_mean(rows.gain), 3)),
         ("least", lambda rows: times(rows.gain.min())),
         ("most", lambda rows: times(rows.gain.max())),
     ]
@@ -45,8 +45,3 @@ def prepared_table(results: Results) -> str:
         "Time of conv2d over time of the prepared layer, in FP32: geometric means over the cases of the paper's sweep."
     )
     return f"{note}\n\n{tabulate('batch', groups, columns)}\n\nMeasured on {provenance(other, other.frame)}."
-
-
-def _mean(gain: pd.Series) -> str:
-    mean = geometric_mean(gain)
-    return f"{mean:.3f}x" if mean == mean else NONE

@@ -268,6 +268,13 @@ def smallest_sentence(results: Results) -> str:
     )
 
 
+def first_ratio(cases: pd.DataFrame, column: str) -> str:
+    """The ratio in a column of the first case, and its label; a dash where there is no case."""
+    for label, case in labelled(cases.head(1)):
+        return f"{times(getattr(case, column))} ({label})"
+    return NONE
+
+
 def labelled(cases: pd.DataFrame) -> list[tuple[str, Any]]:
     """The cases in order, each with its label."""
     return [(problem_of(case).label, case) for case in each(cases)]

@@ -9,8 +9,6 @@ import torch
 
 from harness.errors import GpuLost
 
-__all__ = ["GpuLost", "available_bytes", "check_alive", "first_line", "out_of_memory"]
-
 
 def check_alive(what: str, error: Exception) -> None:
     """Raise GpuLost where an error broke the CUDA context of the current GPU.

@@ -29,9 +29,10 @@ def nothing() -> None:
 class CapturedCalls:
     """A call captured several times in one CUDA graph; `output` is what its last call returns."""
 
-    def __init__(self, call: Callable[[], Any], count: int):
+    def __init__(self, call: Callable[[], Any], count: int, stream: torch.cuda.Stream | None = None):
+        """stream: the one to capture; None for a new one."""
         self._graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()
+        stream = stream or torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             # Relaxed: a library may allocate while it is captured. torch.cuda.graph() is not used, since it would also

@@ -39,7 +39,7 @@ def measure(
         environments = EnvironmentFile(folder.path, folder.write)
         done = _done(folder, environments, facts, options) if resume else {}
         environments.enter(facts)
-        choice = Choice(done, entrants, options.other_times)
+        choice = Choice(done, entrants)
         try:
             if group:
                 with Writer(group, sweep, choice, options.device_slug, folder, environments):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -45,7 +45,7 @@ def run(problems: list[ConvProblem], work: Work, options: Options, load: Load = 
 
     load makes the contenders, in the worker process. Raises GpuLost where no process can begin to measure.
     """
-    with _supervisor(problems, options, load) as supervisor:
+    with closing(_Supervisor(problems, options, load)) as supervisor:
         for task in work.tasks():
             supervisor.measure(task, work)
 
@@ -58,6 +58,10 @@ class _Supervisor:
         self._ends: Counter[Algorithm] = Counter()
         self._broken: dict[Algorithm, str] = {}  # what ended MOST_ENDS processes, and how
         self.worker = started(self._begin, progress.say)
+
+    def close(self) -> None:
+        """End the process that is running."""
+        self.worker.end()
 
     def measure(self, task: Task, work: Work) -> None:
         """Measure a case. An algorithm that ends the process has a row that says so; the others follow in a new one."""
@@ -108,15 +112,6 @@ class _Supervisor:
                 )
         self.worker.end()
         self.worker = started(self._begin, lambda text: None, f"after {what} on {task.case.label} ")
-
-
-@contextmanager
-def _supervisor(problems: list[ConvProblem], options: Options, load: Load) -> Iterator[_Supervisor]:
-    supervisor = _Supervisor(problems, options, load)
-    try:
-        yield supervisor
-    finally:
-        supervisor.worker.end()
 
 
 def _begin(problems: list[ConvProblem], options: Options, load: Load, say: Say) -> Callable[[Task], Iterator[Event]]:

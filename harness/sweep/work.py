@@ -34,13 +34,11 @@ class Work(Protocol):
 class Choice:
     """The part of a sweep's cases that is measured: rows that are not done, of rivals that take part.
 
-    done: (provider, algorithm) pairs by the case's key. entrants None stands for all rivals. other_times: whether
-    separated and cold times are measured.
+    done: (provider, algorithm) pairs by the case's key. entrants None stands for all rivals.
     """
 
     done: dict[tuple[int, ...], frozenset[Algorithm]]
     entrants: Entrants | None = None
-    other_times: bool = False
 
     def task(self, case: Case) -> Task:
         """What is to be measured on a case."""

@@ -21,7 +21,7 @@
 //     buffer 0   [ fetch batch 0 ][ compute ][ write ][ fetch batch 2 ...
 //     buffer 1                    [ fetch batch 1 ]   [ compute ][ write ] ...
 //
-// GENERAL                1 for the kernel of every geometry (general.cuh), which has ROWS alone of the other macros
+// GENERAL                1 for the kernel of every geometry (general.cuh), which has ROWS and AT_ONCE alone
 // COLUMNS ROWS FILTERS   outputs of a strip; FILTERS divides the filters of a group
 // GROUP_CHANNELS         channels of a group
 // KERNEL_H KERNEL_W      the filter's size

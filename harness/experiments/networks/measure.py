@@ -27,6 +27,7 @@ from harness.experiments.networks.rows import EAGER, ERROR, GRAPH, MODES, OK, Ke
 from harness.isolation import Begins, Lacks, Note
 from harness.precision import HALVES
 from harness.stopwatch.gpu import check_alive, first_line, out_of_memory
+from harness.stopwatch.graph import CapturedCalls
 from harness.store.times import RUNS
 
 RUN_US = 50_000.0  # the least duration of a run
@@ -87,23 +88,10 @@ class Gpu:
 
     def capture(self, forward: Forward) -> Forward:
         """A replay of a CUDA graph of one forward, which ran before on the stream of the capture too."""
-        graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             forward()
-            # Relaxed: a library may allocate while it is captured.
-            graph.capture_begin(capture_error_mode="relaxed")
-            try:
-                output = forward()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(self._stream)
-
-        def replay() -> torch.Tensor:
-            graph.replay()
-            return output
-
-        return replay
+        return CapturedCalls(forward, 1, self._stream).replay
 
     def allocated(self) -> int:
         """The bytes of torch's tensors on the GPU."""

@@ -44,7 +44,7 @@ class Entry:
 
     def fastest(self, case: pd.DataFrame) -> tuple[str, float]:
         """The fastest contender among the rows of a case, and its microseconds; "" and NaN where none has a time."""
-        return _fastest(case, self.contenders, self.precision)
+        return least(case[case.status == OK], self.contenders, self.precision, "mean_us")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +101,6 @@ def paper_results(results_of_device: Path, table: Table = NETWORKS) -> Results |
 def _of_paper(frame: pd.DataFrame) -> pd.Series[bool]:
     """The mask of the rows of the paper's networks."""
     return (frame.source == TORCHVISION) & frame.network.isin(PAPER_NETWORKS)
-
-
-def _fastest(case: pd.DataFrame, contenders: tuple[str, ...], precision: str) -> tuple[str, float]:
-    """The contender of the smallest mean, and that mean; "" and NaN where none has a time."""
-    return least(case[case.status == OK], contenders, precision, "mean_us")
 
 
 def least(case: pd.DataFrame, contenders: tuple[str, ...], precision: str, column: str) -> tuple[str, float]:
