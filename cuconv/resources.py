@@ -28,6 +28,7 @@ def main() -> None:
 
 
 def _print_all(architectures: Sequence[str]) -> None:
+    """Print a line for each kernel of the closed set."""
     print(f"{'algorithm':17} {'arch':7} {'kernel':17} registers  shared_bytes  spill_bytes  variant")
     for name, algorithm in ALGORITHMS.items():
         for arch in architectures:

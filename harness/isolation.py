@@ -181,7 +181,8 @@ def rows_of_cases(
                     worker = None
                     begun = end.begun
                     progress.say(f"{begun.provider or 'preparing'} on {case}: {end}; it goes on in another process")
-                    of_end = [] if begun in broken else list(failed(case, end))  # its rows are there already
+                    # The rows of what ends a second process are there already.
+                    of_end = [] if begun in broken else list(failed(case, end))
                     rows += of_end
                     if not of_end:
                         lacking.append(str(case))
@@ -220,7 +221,7 @@ def started(begin: Begin, say: Say, when: str = "") -> Worker:
 
 
 def _signal(number: int) -> str:
-    name = next((one.name for one in signal.Signals if one == number), str(number))  # a real-time signal has no name
+    name = next((one.name for one in signal.Signals if one == number), str(number))  # not all have a name
     hint = ", which the system sends where memory runs out" if number == signal.SIGKILL else ""
     return f"was ended by the signal {name}{hint}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -64,11 +63,13 @@ def fold(program: ExportedProgram, *, precision: str = FP32) -> ExportedProgram:
     for node in graph.nodes:
         if node.target is BATCH_NORM:  # no convolution precedes it
             node.target, node.args = aten.batch_norm.default, (*node.args[:5], False, 0.0, node.args[5], True)
-    names = (name for name in map("folded_{}".format, count()) if name not in tensors)
-    values = _read_results(graph, constants, {node: tensors[str(spec.target)] for node, spec in state.items()}, names)
+    values = _read_results(graph, constants, {node: tensors[str(spec.target)] for node, spec in state.items()})
+    taken = {name.partition(".")[0] for name in tensors}  # by buffers, parameters and modules of the model
+    names = (name for name in map("folded_{}".format, count()) if name not in taken)
     for node, value in values.items():
-        spec = InputSpec(InputKind.BUFFER, TensorArgument(node.name), node.name, persistent=True)
-        kinds[node], tensors[node.name] = spec, value
+        name = next(names)
+        kinds[node] = InputSpec(InputKind.BUFFER, TensorArgument(node.name), name, persistent=True)
+        tensors[name] = value
     for node in [node for node in state if not node.users]:
         graph.erase_node(node)
     signature.input_specs = [kinds[node] for node in graph.nodes if node.op == "placeholder"]
@@ -77,7 +78,7 @@ def fold(program: ExportedProgram, *, precision: str = FP32) -> ExportedProgram:
             output.arg = replace(output.arg, name=node.name)
 
     used = {spec.target for spec in signature.input_specs}
-    kept = {*functional.state_dict, *(node.name for node in values)} & used
+    kept = {*functional.state_dict, *(kinds[node].target for node in values)} & used
     functional.graph_module.recompile()
     return ExportedProgram(
         functional.graph_module,
@@ -144,13 +145,8 @@ CONVOLUTIONS: dict[Any, Any] = {
 }
 
 
-def _read_results(
-    graph: fx.Graph, constants: set[Any], state: dict[Any, Tensor], names: Iterator[str]
-) -> dict[fx.Node, Tensor]:
-    """Compute what depends on the state alone, and make of each result an input of the graph, with its value.
-
-    names: those of the inputs, none of which the state has.
-    """
+def _read_results(graph: fx.Graph, constants: set[Any], state: dict[Any, Tensor]) -> dict[fx.Node, Tensor]:
+    """Compute what depends on the state alone, and make of each result an input of the graph, with its value."""
     computed = [node for node in graph.nodes if node in constants and node.op == "call_function"]
     results = [node for node in computed if not constants.issuperset(node.users)]
     _, function = compiled(constant_graph(graph, constants, results))
@@ -158,9 +154,9 @@ def _read_results(
         values = function(None, *(state[node] for node in graph.nodes if node in state))
     first = next(node for node in graph.nodes if node not in state)
     found = {}
-    for node, value in zip(results, values, strict=True):
+    for number, (node, value) in enumerate(zip(results, values, strict=True)):
         with graph.inserting_before(first):
-            read = graph.placeholder(next(names))
+            read = graph.placeholder(f"folded_{number}")
         read.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(read, lambda user: user not in constants)
         found[read] = value

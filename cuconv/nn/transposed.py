@@ -121,8 +121,8 @@ def transposed_layer(
     axes, channels = weight.dim() - 2, weight.shape[1] * groups
     numbers = [each(size, axes) for size in sizes]
     is_whole = all(type(one) is int for size in (*numbers, weight.shape) for one in size)
-    are_all = all(len(size) == axes for size in numbers)
-    if not is_whole or not are_all or min(numbers[0]) < 1 or min(numbers[3]) < 1 or groups < 1:
+    counts = {len(size) for size in numbers}
+    if not is_whole or counts != {axes} or min(numbers[0]) < 1 or min(numbers[3]) < 1 or groups < 1:
         raise UnsupportedProblem("torch takes or refuses such sizes")
     if input.shape[1] != weight.shape[0] or weight.shape[0] % groups or not weight.numel():
         raise UnsupportedProblem("torch refuses such a weight")

@@ -19,11 +19,11 @@ def compile_launches(launches: Iterable[Launch], arch: str) -> int:
     arch: such as "sm_90a". All are compiled on return, because threads that compile would delay the host's launches
     while a GPU is timed. Raises CompileError.
     """
-    variants = list(dict.fromkeys(launch.variant(arch) for launch in launches))
-    with progress.counted((), "compiling kernels", total=len(variants)) as bar:
+    variants = dict.fromkeys(launch.variant(arch) for launch in launches)
+    with progress.counted((), "compiling kernels") as bar:
 
         def compiled(done: int, missing: int) -> None:
-            bar.total = missing
+            bar.total = missing  # the others are at hand
             bar.update()
 
         compile_missing(variants, compiled)

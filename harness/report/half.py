@@ -40,7 +40,7 @@ def compare_with_half(results: Results) -> pd.DataFrame:
     return both.assign(speedup=both.rival_us / both.mean_us)
 
 
-def _rivals(results: Results, precision: str) -> str:
+def _rival_labels(results: Results, precision: str) -> str:
     """The labels of the rivals that have a time in a precision."""
     measured = set(rivals(timed(results.frame, precision), results.comparison).provider)
     return " and ".join(entry.label for name, entry in PROVIDERS.items() if name in measured)
@@ -71,7 +71,7 @@ def in_channels_last(results: Results, precision: str) -> str:
     if rows.empty:
         return ""
     total, name = summarise(rows), precision.upper()
-    who = _rivals(results, precision)
+    who = _rival_labels(results, precision)
     sentence = (
         f"{results.shown(results.subject)} in {name}, channels last, over the fastest of {who} in {name}, NCHW or "
         f"channels last, {results.time}, on {results.device}: geometric mean {times(total.geometric)}, faster on "
@@ -93,7 +93,7 @@ def half_table(results: Results) -> str:
         return f"There are no rows of cuDNN in half precision for {results.device}: {REMEDY}."
     ahead = [str(batch) for batch, cases in grouped(rows, "batch") if geometric_mean(cases.speedup) > 1]
     total = summarise(rows)
-    who = _rivals(results, FP16)
+    who = _rival_labels(results, FP16)
     sentence = (
         f"{results.shown(results.subject)} in FP32 over the fastest of {who} in FP16, NCHW or channels last, with "
         f"FP32 sums: geometric mean {times(total.geometric)}, faster on {of(total.wins, total.of)} cases. In the mean "

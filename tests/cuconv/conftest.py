@@ -25,7 +25,7 @@ def cuda(gpus, monkeypatch):
     cuda, library = gpus, TensorsOfGpu3()
     cuda.tensors = library
     Recorder.made, Recorder.enqueued = [], []
-    monkeypatch.setattr(call_cache, "_thread", call_cache._Thread())
+    monkeypatch.setattr(call_cache, "_thread", call_cache.ReadyCalls())
     monkeypatch.setattr(call_cache, "LaunchSequence", Recorder)
     monkeypatch.setattr(call_cache, "device_spec", lambda device: H200)
     cuda.missing = set()  # stems of the sources whose kernels must be compiled

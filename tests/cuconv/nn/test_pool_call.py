@@ -32,7 +32,7 @@ def gpu(cuda, monkeypatch):
         def replaces(self, call):
             cuda.jobs.append((self.variants, call))
 
-    monkeypatch.setattr(kernel_call, "_thread", kernel_call._Thread())
+    monkeypatch.setattr(kernel_call, "_thread", kernel_call.ReadyCalls())
     monkeypatch.setattr(kernel_call, "LaunchSequence", Recorder)
     monkeypatch.setattr(kernel_call, "library_of", lambda array: cuda.tensors)
     monkeypatch.setattr(kernel_call, "device_spec", lambda device: cuda.spec)
