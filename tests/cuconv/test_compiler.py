@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from cuconv import resources
 from cuconv.algorithms import ALGORITHMS
 from cuconv.core.launch import KernelVariant
 from cuconv.resources import ARCHITECTURES
@@ -169,6 +170,16 @@ def test_a_kernel_that_does_not_compile_says_where(kernel_file):
     with pytest.raises(compiler.CompileError, match=r"(?s)scale\.cu.*undeclared"):
         compiler.cubin(KernelVariant.of(kernel_file, "sm_90a", {}))
     assert not cached("scale")
+
+
+def test_the_report_s_command_ends_with_the_reason_where_kernels_do_not_compile(monkeypatch):
+    def refuse(variant):
+        raise compiler.CompileError("NVRTC is not there")
+
+    monkeypatch.setattr(compiler, "resources", refuse)
+    monkeypatch.setattr("sys.argv", ["resources"])
+    with pytest.raises(SystemExit, match="NVRTC is not there"):
+        resources.main()
 
 
 def test_no_kernel_has_a_generic_lambda():

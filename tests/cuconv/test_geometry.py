@@ -1,5 +1,6 @@
 """Stride, padding, dilation and groups as a caller writes them."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -53,9 +54,19 @@ def test_equal_padding_is_the_same_in_pairs():
 
 
 @pytest.mark.parametrize(
-    "padding", [((0, 1),), ((0, 1), 1), ((0, 1), (1, 2, 3)), ((0, 1.0), (0, 1)), ((0, True), (0, 1)), ((0, -1), (0, 1))]
+    "padding",
+    [
+        ((0, 1),),
+        ((0, 1), 1),
+        ((0, 1), (1, 2, 3)),
+        ((0, 1.0), (0, 1)),
+        ((0, True), (0, 1)),
+        ((0, -1), (0, 1)),
+        np.array([1, 1]),
+    ],
+    ids=str,
 )
-def test_other_pairs_of_pairs_are_refused(padding):
+def test_other_paddings_are_refused(padding):
     with pytest.raises(UnsupportedProblem, match=r"^padding="):
         Geometry(padding=padding, groups=2).problem(INPUT, WEIGHT, "fp32")
     with pytest.raises(UnsupportedProblem, match=r"^padding="):

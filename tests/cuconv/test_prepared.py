@@ -108,6 +108,12 @@ def test_one_image_without_n(cuda):
     assert len(enqueued("pack_weights")) == 1
 
 
+def test_one_image_in_channels_last(cuda):
+    layer, images = cuconv.prepare(WEIGHT_3X3, padding=1, precision="tf32"), X.to(memory_format=torch.channels_last)
+    assert layer(images[0]).shape == (64, 28, 28)
+    assert Recorder.enqueued[-1][2][1] == layer._of_last()._weight.data_ptr()
+
+
 # The weights are the layer's own
 
 
@@ -288,11 +294,13 @@ def test_weights_on_no_gpu(weight):
         cuconv.prepare(weight)
 
 
-def test_what_conv2d_refuses_is_refused(cuda):
-    layer = cuconv.prepare(WEIGHT_3X3, padding=1, algorithm="fp16x3")
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_what_conv2d_refuses_is_refused(cuda, precision):
+    layer = cuconv.prepare(WEIGHT_3X3, padding=1, precision=precision)
     for error, operands in (
         (UnsupportedProblem, (X[:, :32],)),
         (TypeError, (X.numpy(),)),
+        (TypeError, (None,)),
         (UnsupportedProblem, (X, X[:1])),
     ):
         with pytest.raises(error):

@@ -1,6 +1,8 @@
 """The loop of experiments: whatever a contender does to its process, its rows say so, and all other rows are kept."""
 
 import json
+import pickle
+import signal
 
 import pytest
 
@@ -42,7 +44,12 @@ def test_cases_share_a_process_where_their_keys_are_equal(toy):
 
 @pytest.mark.parametrize(
     ("fault", "why"),
-    [("segfault", "SIGSEGV"), ("lose_the_gpu", "an illegal address"), ("bug", "ValueError: seven is not allowed")],
+    [
+        ("segfault", "SIGSEGV"),
+        ("real_time_signal", str(signal.SIGRTMIN + 1)),
+        ("lose_the_gpu", "an illegal address"),
+        ("bug", "ValueError: seven is not allowed"),
+    ],
 )
 def test_what_ends_a_process_costs_its_own_row(toy, fault, why):
     assert experiment().main(["--fault", fault]) == 0
@@ -66,6 +73,12 @@ def test_a_process_that_cannot_begin_ends_the_command_with_the_reason(toy, monke
     monkeypatch.setattr(isolation, "START_LIMIT_S", 2.0)
     assert experiment().main(["--start", fault]) == 1
     assert why in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_ctrl_c_ends_a_command_whose_process_could_not_be_started():
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        Worker(lambda say: None, print)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_what_all_contenders_share_costs_the_case(toy):
@@ -122,7 +135,7 @@ def test_a_case_that_ends_without_rows_is_told_and_a_file_that_is_written_whole_
 def test_a_contender_that_ends_every_process_of_a_case_is_told(toy, monkeypatch):
     accused = experiment(tables=(TIMED,), begin=always_ending)
     assert accused.main(["--cases", "1", "2"]) == 2
-    assert [case for case, _, status in statuses(toy) if status == "ok"] == [1]
+    assert statuses(toy) == [(1, "other", "ok"), (2, "other", "error")]
 
 
 def counted_where_right(options, process, say):

@@ -40,6 +40,10 @@ def segfault():
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def real_time_signal():
+    os.kill(os.getpid(), signal.SIGRTMIN + 1)
+
+
 def hang():
     time.sleep(1000)
 
@@ -60,7 +64,7 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-FAULTS = {fault.__name__: fault for fault in (segfault, hang, lose_the_gpu, refuse, bug, interrupt)}
+FAULTS = {fault.__name__: fault for fault in (segfault, real_time_signal, hang, lose_the_gpu, refuse, bug, interrupt)}
 
 
 def begin(options, process, say):

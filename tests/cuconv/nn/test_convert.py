@@ -62,6 +62,11 @@ def test_what_stays_with_torch_is_told(on_a_gpu):
     assert report.left[1].reason == "its input is torch.float64"
 
 
+def test_a_layer_of_signals_that_torch_computes_has_its_own_reason():
+    _, report = cuconv.nn.convert(nn.Sequential(nn.Conv1d(3, 4, 3)).eval(), torch.randn(2, 3, 16))
+    assert "type cpu" in report.left[0].reason
+
+
 def test_a_fully_connected_layer_of_another_shape_stays_with_torch(on_a_gpu):
     model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
     model[0].bias = nn.Parameter(torch.ones(1))

@@ -125,6 +125,39 @@ def test_the_precision_is_the_operator_s(on_a_gpu):
         cuconv.nn.fold(Counting())
 
 
+class Named(nn.Module):
+    """Folded results, and names that theirs could take: of buffers, of a module and of the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.folded_1 = conv_bn(3, 4, 3), nn.Conv2d(4, 4, 1)
+        self.register_buffer("folded_0", torch.full((1,), 3.0))
+
+    def forward(self, folded_2):
+        return self.folded_1(self.conv(folded_2)) * self.folded_0
+
+
+@torch.no_grad()
+def test_results_take_no_name_of_the_model(on_a_gpu):
+    model, x = Named().eval(), torch.randn(2, 3, 8, 9)
+    program = cuconv.nn.fold(torch.export.export(model, (x,)))
+    again = cuconv.nn.fold(program)
+    for one in (program, again, saved(again)):
+        assert close(one.module()(x), model(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padding", [1, "same"])
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d])
+def test_one_image_or_signal_is_torch_s(on_a_gpu, kind, padding):
+    if padding == "same" and kind in (nn.ConvTranspose1d, nn.ConvTranspose2d):
+        pytest.skip("torch has no such padding")
+    model, x = nn.Sequential(kind(3, 4, 3, padding=padding), nn.ReLU()), torch.randn(3, 9, 8)
+    x = x if kind in (nn.Conv2d, nn.ConvTranspose2d) else x[..., 0]
+    program = cuconv.nn.fold(torch.export.export(model.eval(), (x,)))
+    assert torch.equal(program.module()(x), model(x)) and not on_a_gpu
+
+
 def test_where_cuconv_computes_nothing_the_program_stays_torch_s():
     model, program = exported()
     x, folded = torch.randn(3, 3, 9, 8), cuconv.nn.fold(program)

@@ -1,5 +1,6 @@
 """The operator cuconv::conv2d on a CPU: torch's results, gradients and compilation, and what goes to torch."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -78,6 +79,13 @@ def test_what_cuconv_does_not_take_goes_to_torch(on_a_gpu, change):
         cuconv.nn.conv2d(x, weight, bias, padding="same"), F.conv2d(x, weight, bias, padding="same"), check_stride=True
     )
     assert on_a_gpu == []
+
+
+@pytest.mark.parametrize("convolve", [cuconv.nn.conv2d, cuconv.nn.conv1d, cuconv.nn.conv_transpose2d])
+@pytest.mark.parametrize("input", [None, [[1.0]], np.ones((1, 4, 5, 5), np.float32)], ids=type)
+def test_what_is_no_tensor_is_refused(convolve, input):
+    with pytest.raises(TypeError):
+        convolve(input, torch.ones(2, 4, 3, 3))
 
 
 @pytest.mark.parametrize("filter", [(2, 2), (3, 2), (4, 1)])

@@ -8,9 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import cuconv.nn
+from cuconv import UnsupportedProblem
 from cuconv.nn import backend, operator
 from cuconv.nn.padding import convolved
 from cuconv.nn.phases import INTERLEAVE, transposed_by
+from cuconv.nn.transposed import transposed_layer
 from tests.cuconv.nn.models import close
 from tests.cuconv.nn.zoo.entries import Model
 from tests.cuconv.test_activation import truth_of
@@ -169,6 +171,13 @@ def test_what_torch_refuses_is_refused(on_a_gpu, wrong):
 
 
 # Blocks of code
+
+
+@pytest.mark.parametrize("size", [1.5, (1, 2.0)])
+def test_sizes_that_are_no_whole_numbers_are_torch_s_to_refuse(on_a_gpu, size):
+    x, weight, _ = operands(2, (3, 3))
+    with pytest.raises(UnsupportedProblem):
+        transposed_layer(x, weight, None, (size, 0, 0, 1), 1)
 
 
 @cases
