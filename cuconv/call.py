@@ -78,8 +78,8 @@ class Call:
     """Everything that the calls of one signature share, checked and loaded, for one thread.
 
     is_final   whether these are the kernels of the plan; otherwise they stand in for kernels that are being compiled
-    is_stale   whether those have been compiled, so that the call is to be made again
-    error      why those cannot be compiled, or None
+    is_stale   whether the call is to be made again, as `background.StandIn` tells
+    error      why those have not been compiled, or None
     """
 
     def __init__(

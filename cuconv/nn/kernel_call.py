@@ -61,14 +61,19 @@ def called(
 
 
 class _Call:
-    """The shared part of a signature's calls. `background.Job` sets `is_stale` once the kernel is there, or `error`."""
+    """The shared part of a signature's calls.
+
+    is_stale   whether a call asks if the kernel is there: the first one, and the first after a job as of
+               `background.StandIn`
+    error      why the last job failed, or None
+    """
 
     def __init__(self, planned: Callable[[DeviceSpec], Planned], input: Tensor):
         self._library, self.device = library_of(input), input.device.index
         spec = device_spec(self.device)
         plan = planned(spec)
         self._launch, self._arch = plan.launch, spec.arch
-        self.is_stale = False
+        self.is_stale = True
         self.error: Exception | None = None
         self.current_context = context_reader()
         with made_current(self.device):
@@ -78,16 +83,11 @@ class _Call:
             plan.output_shape, self.device, plan.precision, plan.is_channels_last
         )
         self._sequence: LaunchSequence | None = None
-        variant = self._launch.variant(self._arch)
-        if background.waits() or is_available(variant, self.device):
-            self.is_stale = True
-        else:
-            background.compile_later([variant]).replaces(self)
 
     def __call__(self, input: Tensor, weight: int, bias: int) -> Tensor:
         """The output of the launch; the call's context must be current."""
         if self._sequence is None:
-            if not self.is_stale:
+            if not (self.is_stale and self._is_there()):
                 if self.error is None and is_captured(self._library, input):
                     warn_of_capture()
                 why = "is being compiled" if self.error is None else f"cannot be compiled: {self.error}"
@@ -96,3 +96,12 @@ class _Call:
         output = self._new_output()
         self._sequence.enqueue(self._current_stream(), input.data_ptr(), weight, bias, output.data_ptr(), 0)
         return output
+
+    def _is_there(self) -> bool:
+        """Whether the kernel can be launched now; otherwise it begins to compile in the background."""
+        variant = self._launch.variant(self._arch)
+        if background.waits() or is_available(variant, self.device):
+            return True
+        self.is_stale, self.error = False, None
+        background.compile_later([variant]).replaces(self)
+        return False

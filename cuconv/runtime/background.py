@@ -37,7 +37,11 @@ _thread = _Thread()
 
 
 class StandIn(Protocol):
-    """A call that is used until a job ends. Then the job sets `is_stale`, or `error` where kernels do not compile."""
+    """A call that is used until a job ends, which then sets both attributes.
+
+    is_stale   whether the call is to be made again: its kernels are there, or the error may pass, as a lack of memory
+    error      why the kernels are not there, or None
+    """
 
     is_stale: bool
     error: Exception | None
@@ -67,7 +71,8 @@ class Job:
     def one_ended(self, error: Exception | None) -> None:
         """Take note of a kernel that is there, or of the reason why it is not."""
         with _lock:
-            self._error = self._error or error
+            if not isinstance(self._error, compiler.CompileError):  # which lasts, whatever else may pass
+                self._error = error or self._error
             self._left -= 1
             if self._left:
                 return
@@ -78,7 +83,7 @@ class Job:
         self._ended.set()
 
     def _tell(self, stand_in: StandIn) -> None:
-        stand_in.error, stand_in.is_stale = self._error, self._error is None
+        stand_in.error, stand_in.is_stale = self._error, not isinstance(self._error, compiler.CompileError)
 
 
 def compile_later(kernels: Iterable[KernelVariant]) -> Job:

@@ -200,6 +200,20 @@ def test_a_call_takes_the_next_best_plan_whose_kernels_are_there(missing, nvrtc)
     assert launched() == planned() and len(Recorder.made) == 2
 
 
+def test_after_an_error_that_may_pass_kernels_are_compiled_again(missing, nvrtc):
+    nvrtc.error = MemoryError("no room")
+    nvrtc.allowed.set()
+    with no_warnings():
+        cuconv.conv2d(X, WEIGHT)
+        background.wait_for_kernels()
+        nvrtc.error = None
+        cuconv.conv2d(X, WEIGHT)
+        assert launched() != planned()
+        all_compiled(missing, nvrtc)
+        cuconv.conv2d(X, WEIGHT)
+    assert launched() == planned() and len(nvrtc.asked) == 2
+
+
 # Captures of CUDA graphs
 
 

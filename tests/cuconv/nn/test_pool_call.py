@@ -78,9 +78,14 @@ def test_calls_are_not_ready_while_the_kernel_compiles(gpu):
             pooled(images(2, 16, 9, 7), *GEOMETRY)
     (((variant,), call),) = gpu.jobs
     assert variant.source == max_pool.SOURCE and not Recorder.made
+    call.is_stale, call.error = True, OSError("no space")
+    with pytest.raises(NotReady):
+        pooled(images(2, 16, 9, 7), *GEOMETRY)
+    assert len(gpu.jobs) == 2, "an error that may pass: the kernel is compiled again"
+    gpu.missing.clear()
     call.is_stale = True
     pooled(images(2, 16, 9, 7), *GEOMETRY)
-    assert len(Recorder.enqueued) == 1
+    assert len(Recorder.enqueued) == 1 and len(gpu.jobs) == 2
 
 
 def test_calls_wait_where_they_are_asked_to(gpu):
