@@ -11,9 +11,8 @@ from cuconv.call_cache import convolve, refuse
 from cuconv.core.activation import Activated, activation_of
 from cuconv.core.geometry import Padding, in_a_row, pair, zeros
 from cuconv.core.problem import FP32, ConvProblem, UnsupportedProblem, shown, whole_number
-from cuconv.device import DeviceSpec, device_spec
+from cuconv.device import DeviceSpec, spec_given
 from cuconv.operands import named
-from cuconv.runtime import driver
 from cuconv.runtime.arrays import CupyArrays, TorchArrays, library_of
 
 
@@ -41,12 +40,7 @@ def plan(
     activation_of(activation)
     if not isinstance(problem, ConvProblem):
         raise TypeError(f"problem={shown(problem)}: must be a ConvProblem")
-    if isinstance(device, bool) or not isinstance(device, (DeviceSpec, int, type(None))):
-        raise TypeError(f"device={shown(device)}: must be a DeviceSpec, a GPU's ordinal, or None")
-    if device is None:
-        device = driver.current_gpu()
-    spec = device_spec(device) if isinstance(device, int) else device
-    return select.plan(problem, spec, algorithm, prepared, residual)
+    return select.plan(problem, spec_given(device), algorithm, prepared, residual)
 
 
 def conv2d(

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 
 from cuconv.core.elementwise import Number
+from cuconv.core.problem import shown
 from cuconv.runtime import driver
 
 MINIMUM_COMPUTE_CAPABILITY = (8, 0)
@@ -120,3 +121,15 @@ def device_spec(index: int) -> DeviceSpec:
             "cuConv needs 8.0 or higher"
         )
     return spec
+
+
+def spec_given(device: DeviceSpec | int | None) -> DeviceSpec:
+    """The DeviceSpec that an argument names: one itself, a GPU by its ordinal, or None for the current GPU.
+
+    Raises TypeError for anything else.
+    """
+    if isinstance(device, bool) or not isinstance(device, (DeviceSpec, int, type(None))):
+        raise TypeError(f"device={shown(device)}: must be a DeviceSpec, a GPU's ordinal, or None")
+    if isinstance(device, DeviceSpec):
+        return device
+    return device_spec(driver.current_gpu() if device is None else device)

@@ -18,7 +18,7 @@ from cuconv.conv import plan
 from cuconv.core.activation import NONE, Activated, Activation, activation_of
 from cuconv.core.launch import KernelVariant, Launch
 from cuconv.core.problem import ConvProblem, UnsupportedProblem, shown
-from cuconv.device import DeviceSpec, device_spec
+from cuconv.device import DeviceSpec, device_spec, spec_given
 from cuconv.runtime import compiler, driver, launch_sequence
 
 OTHER_SIZES = (0.5, 0.75, 1.5, 2.0, 3.0)
@@ -44,6 +44,7 @@ def precompile(
     residual    whether the calls have a residual
     activation  what the calls have as activation, or None; it needs no kernels of its own
     prepared    whether they are calls of what `prepare` returns
+    algorithm   as of conv2d: "auto", or the name of an algorithm
     progress    called with the number of kernels that are compiled and the number of all, after each
 
     Raises UnsupportedProblem and ValueError as conv2d does, and CompileError where a kernel does not compile.
@@ -87,10 +88,7 @@ def precompile_calls(
     progress: Callable[[int, int], object] | None = None,
 ) -> int:
     """`precompile` for calls that differ in more than their problems."""
-    if device is None:
-        device = driver.current_gpu()
-    spec = device_spec(device) if isinstance(device, int) else device
-    return compile_missing(_kernels(calls, spec, prepared, algorithm), progress)
+    return compile_missing(_kernels(calls, spec_given(device), prepared, algorithm), progress)
 
 
 def compile_missing(kernels: Iterable[KernelVariant], progress: Callable[[int, int], object] | None = None) -> int:

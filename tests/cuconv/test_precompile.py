@@ -57,6 +57,12 @@ def test_what_conv2d_refuses_is_refused(cache):
         precompile(LAYERS, H200, algorithm="magic")
 
 
+@pytest.mark.parametrize("device", [True, "H200"])
+def test_a_device_is_checked_even_without_problems(device):
+    with pytest.raises(TypeError, match=f"device={device!r}"):
+        precompile([], device)
+
+
 def test_calls_that_write_to_slices_have_the_same_kernels(cache):
     calls = [PlannedCall(LAYERS[0], output_channels=channels) for channels in (None, 40, 64)]
     assert precompile_calls(calls, H200, algorithm="tf32x3_gemm") == 1
