@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
 
 from cuconv.core.problem import FP32
 from cuconv.nn import fusions
@@ -72,10 +72,7 @@ def fold(program: ExportedProgram, *, precision: str = FP32) -> ExportedProgram:
         tensors[name] = value
     for node in [node for node in state if not node.users]:
         graph.erase_node(node)
-    signature.input_specs = [kinds[node] for node in graph.nodes if node.op == "placeholder"]
-    for output, node in zip(signature.output_specs, graph.output_node().args[0], strict=True):
-        if isinstance(node, fx.Node):
-            output.arg = replace(output.arg, name=node.name)
+    _sign(signature, graph, kinds)
 
     used = {spec.target for spec in signature.input_specs}
     kept = {*functional.state_dict, *(kinds[node].target for node in values)} & used
@@ -91,6 +88,14 @@ def fold(program: ExportedProgram, *, precision: str = FP32) -> ExportedProgram:
         {name: tensors[name] for name in functional.constants if name in used},
         verifiers=functional.verifiers,
     )
+
+
+def _sign(signature: ExportGraphSignature, graph: Any, kinds: dict[fx.Node, InputSpec]) -> None:
+    """Write the inputs and outputs that a graph has now into its signature. kinds: what each input is."""
+    signature.input_specs = [kinds[node] for node in graph.nodes if node.op == "placeholder"]
+    for output, node in zip(signature.output_specs, graph.output_node().args[0], strict=True):
+        if isinstance(node, fx.Node):
+            output.arg = replace(output.arg, name=node.name)
 
 
 def _convolved(

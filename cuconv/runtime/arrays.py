@@ -19,13 +19,20 @@ from cuconv.runtime import driver
 from cuconv.runtime.streams import CupyLifetime, TorchLifetime
 
 
+def dense_strides(shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
+    """The strides in elements of a dense array, whose axes are in order or, if channels last, N, H, W, C."""
+    if channels_last:
+        _, c, h, w = shape
+        return (h * w * c, 1, w * c, c)
+    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
 def is_channels_last(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether an array of the shape (N, C, H, W) is dense in the order N, H, W, C.
 
     shape, strides: those of the array, in elements. An axis of one index may have any stride.
     """
-    _, c, h, w = shape
-    steps = (h * w * c, 1, w * c, c)
+    steps = dense_strides(shape, channels_last=True)
     return all(size == 1 or stride == step for size, stride, step in zip(shape, strides, steps, strict=True))
 
 
@@ -194,7 +201,7 @@ class TorchArrays:
     ) -> Callable[[], Any]:
         """A function that returns a new, uninitialised tensor on the GPU."""
         torch, dtype = self._torch, self._types[element]
-        strides = _strides(shape, channels_last)
+        strides = dense_strides(shape, channels_last)
         gpu = torch.device("cuda", device)
         on_device = partial(torch.empty_strided, shape, strides, dtype=dtype, device=gpu)
         empty_strided = _private(torch, "_C._dynamo.guards._empty_strided_cuda")
@@ -360,14 +367,6 @@ def _has_memory(tensor: Any) -> bool:
         return tensor.data_ptr() != 0 or tensor.numel() == 0
     except RuntimeError:
         return False
-
-
-def _strides(shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
-    """The strides in elements of a dense array, whose axes are in order or, if channels last, N, H, W, C."""
-    if channels_last:
-        _, c, h, w = shape
-        return (h * w * c, 1, w * c, c)
-    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _private(module: Any, path: str) -> Any:

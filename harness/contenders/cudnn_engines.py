@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from cuconv.core.problem import ConvProblem
+from cuconv.runtime.arrays import dense_strides
 from harness.contenders import base
 from harness.contenders.base import (
     PLAIN,
@@ -353,7 +354,8 @@ def _graph(cudnn: Any, handle: Any, problem: ConvProblem, layout: Layout, epilog
     graph = cudnn.pygraph(handle=handle, io_data_type=kind, intermediate_data_type=real, compute_data_type=real)
 
     def tensor(name: str, shape: Sequence[int]) -> Any:
-        return graph.tensor(name=name, dim=list(shape), stride=_strides(shape, last), data_type=kind)
+        strides = list(dense_strides(tuple(shape), last))  # torch's own are arbitrary where a size is 1
+        return graph.tensor(name=name, dim=list(shape), stride=strides, data_type=kind)
 
     x, w = tensor("input", problem.input_shape), tensor("weight", problem.weight_shape)
     added = [tensor("bias", (1, problem.m, 1, 1))] if epilogue else []
@@ -365,17 +367,11 @@ def _graph(cudnn: Any, handle: Any, problem: ConvProblem, layout: Layout, epilog
         y = graph.add(a=y, b=other)
     y = graph.relu(input=y) if added else y
     # Without strides cuDNN would infer channels last.
-    shape = list(problem.output_shape)
-    y.set_output(True).set_data_type(kind).set_dim(shape).set_stride(_strides(shape, last))
+    shape = problem.output_shape
+    y.set_output(True).set_data_type(kind).set_dim(list(shape)).set_stride(list(dense_strides(shape, last)))
     graph.validate()
     graph.build_operation_graph()
     return graph, (x, w, y, *added)
-
-
-def _strides(shape: Any, channels_last: bool) -> list[int]:
-    """The strides of a dense tensor in NCHW, or channels last; torch's own are arbitrary where a size is 1."""
-    _, c, h, w = shape
-    return [c * h * w, 1, w * c, c] if channels_last else [c * h * w, h * w, w, 1]
 
 
 def _one_line(error: Exception) -> str:
