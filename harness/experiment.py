@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import command, progress
-from harness.isolation import Measure, Say, WorkerEnded, rows_of_cases
+from harness.isolation import Measure, WorkerEnded, rows_of_cases
 from harness.store import environment
 from harness.store.environment import EnvironmentFile
 from harness.store.locked_folder import LockedFolder
@@ -35,8 +35,8 @@ class Experiment:
     what       the plural that is measured, for messages
     tables     the files of its rows; each row goes to the first table that has rows of its type and takes it
     cases      the cases of a command line, which it checks. Each prints as a few words
-    begin      called in a process, with the options, the key of the process, and what prints a sentence. Returns a
-               function of a pair (case, set of `Begins` to leave out), which yields Begins, Note, Lacks, and rows
+    begin      called in a process, with the options and the key of the process. Returns a function of a pair
+               (case, set of `Begins` to leave out), which yields Begins, Note, Lacks, and rows
     failed     the rows of what ended a process, of the options, the case and the `WorkerEnded`. None by default: then
                the case lacks rows
     clears     the groups of rows that a case removes where an error leaves it without new ones
@@ -60,7 +60,7 @@ class Experiment:
     tables: Sequence[Table]
     cases: Callable[[Options], Sequence[Any]]
     summary: Callable[[Options, Path], str]
-    begin: Callable[[Options, Hashable, Say], Measure] | None = None
+    begin: Callable[[Options, Hashable], Measure] | None = None
     failed: Callable[[Options, Any, WorkerEnded], Iterable[Any]] = lambda options, case, end: ()
     clears: Callable[[Options, Any], Iterable[Cleared]] = lambda options, case: ()
     groups: Callable[[Options, Any], Iterable[tuple[type, tuple[str, ...]]]] | None = None

@@ -145,7 +145,7 @@ class Worker:
 
 def rows_of_cases(
     cases: Iterable[Any],
-    begin: Callable[[Hashable, Say], Measure],
+    begin: Callable[[Hashable], Measure],
     failed: Callable[[Any, WorkerEnded], Iterable[Any]],
     process: Callable[[Any], Hashable] = lambda case: None,
 ) -> Iterator[list[Any]]:
@@ -172,7 +172,7 @@ def rows_of_cases(
                     worker = None
                 if worker is None:
                     key = process(case)
-                    worker = started(partial(begin, key), progress.say)
+                    worker = started(partial(_begun, begin, key), progress.say)
                 try:
                     yield [*rows, *_measured(worker, case, broken, lacking)]
                     break
@@ -198,6 +198,11 @@ def rows_of_cases(
     finally:
         if worker is not None:
             worker.end()
+
+
+def _begun(begin: Callable[[Hashable], Measure], key: Hashable, say: Say) -> Measure:
+    """What measures the cases of a process, by its key; nothing is said while it begins."""
+    return begin(key)
 
 
 def _measured(worker: Worker, case: Any, broken: set[Begins], lacking: list[str]) -> list[Any]:

@@ -138,12 +138,12 @@ def test_a_contender_that_ends_every_process_of_a_case_is_told(toy, monkeypatch)
     assert statuses(toy) == [(1, "other", "ok"), (2, "other", "error")]
 
 
-def counted_where_right(options, process, say):
-    measure = begin(options, process, say)
+def counted_where_right(options, process):
+    measure = begin(options, process)
     return lambda task: [event for event in measure(task) if type(event) is not Timed]
 
 
-def always_ending(options, process, say):
+def always_ending(options, process):
     def measure(task):
         yield Begins("other")
         if task[0] == 2:
@@ -153,7 +153,7 @@ def always_ending(options, process, say):
     return measure
 
 
-def only_counted(options, process, say):
+def only_counted(options, process):
     def measure(task):
         yield Counted(task[0], 7.0)
         if options.fault:
@@ -162,8 +162,8 @@ def only_counted(options, process, say):
     return measure
 
 
-def only_timed(options, process, say):
-    measure = begin(options, process, say)
+def only_timed(options, process):
+    measure = begin(options, process)
     return lambda task: [event for event in measure(task) if type(event).__name__ != "Counted"]
 
 

@@ -67,9 +67,8 @@ def interrupt():
 FAULTS = {fault.__name__: fault for fault in (segfault, real_time_signal, hang, lose_the_gpu, refuse, bug, interrupt)}
 
 
-def begin(options, process, say):
+def begin(options, process):
     """A case with a fault names it: "other" has it in case 2, and what all share in case 3."""
-    say(f"process of {process}")
     if options.start:
         FAULTS[options.start]()
 

@@ -31,7 +31,7 @@ from harness.experiment import Experiment
 from harness.experiments.accuracy.magnitudes import MAGNITUDES
 from harness.experiments.accuracy.rows import ACCURACY, Accuracy
 from harness.experiments.accuracy.table import SHOWN, tables_of
-from harness.isolation import Begins, Say, WorkerEnded
+from harness.isolation import Begins, WorkerEnded
 from harness.precision import FP32
 
 BATCH = 4  # enough images to differ, and a batch size of no sweep
@@ -153,7 +153,7 @@ def _sweep(options: argparse.Namespace) -> Sweep:
     return load_sweep("paper", networks=options.net, batches=[BATCH])
 
 
-def _begin(options: argparse.Namespace, process: object, say: Say) -> Callable[[Any], Iterator[Begins | Accuracy]]:
+def _begin(options: argparse.Namespace, process: object) -> Callable[[Any], Iterator[Begins | Accuracy]]:
     """Load the contenders in a process; returns what measures a case there."""
     precision.set_for_process(FP32)
     sweep, entered = _sweep(options), {provider: load(provider) for provider in SHOWN}

@@ -29,7 +29,7 @@ from harness.contenders.registry import PROVIDERS, Role, shown
 from harness.experiment import Experiment
 from harness.experiments.conditions.rows import CONDITION_TIMES, CONDITIONS, OURS, ROTATED, SUSTAINED, ConditionTime
 from harness.experiments.conditions.table import conditions_table
-from harness.isolation import Begins, Lacks, Measure, Say
+from harness.isolation import Begins, Lacks, Measure
 from harness.stopwatch import timing
 from harness.stopwatch.between import L2_SIZES
 from harness.stopwatch.clocks import CaseClocks, sensors_of
@@ -169,7 +169,7 @@ class _Conditions:
         return all(error.acceptable for error in errors)
 
 
-def _begin(options: argparse.Namespace, process: object, say: Say) -> Measure:
+def _begin(options: argparse.Namespace, process: object) -> Measure:
     """Load the contenders in a process; returns what measures a case there."""
     precision.set_for_process(precision.FP32)
     sweep, entered = sample(), {provider: on_operands(provider) for provider in (OURS[0], *RIVALS)}

@@ -24,7 +24,7 @@ from cuconv.core.problem import FLOAT_BYTES
 from harness.errors import UsageError
 from harness.experiment import Experiment
 from harness.experiments.copies.rows import BANDWIDTH, Copy, read
-from harness.isolation import Lacks, Say
+from harness.isolation import Lacks
 from harness.stopwatch import timing
 from harness.stopwatch.graph import HostTooSlow
 from harness.store.markdown import markdown
@@ -75,7 +75,7 @@ def render(copies: pd.DataFrame) -> str:
     return markdown(["MiB, both ways", "us", "TB/s"], rows, left=())
 
 
-def _begin(options: argparse.Namespace, process: object, say: Say) -> Callable[[Any], list[Copy | Lacks]]:
+def _begin(options: argparse.Namespace, process: object) -> Callable[[Any], list[Copy | Lacks]]:
     try:
         measure = measurer(torch.device("cuda", torch.cuda.current_device()))
     except torch.OutOfMemoryError:

@@ -28,7 +28,6 @@ from harness.contenders.base import Operands, load
 from harness.experiment import Experiment
 from harness.experiments.host import first_call
 from harness.experiments.host.rows import HOST, HostTime
-from harness.isolation import Say
 from harness.store.markdown import markdown
 
 CALLS_OF_LAYERS, FIRST_CALLS = "calls of layers", "first calls"  # all calls of a kind take turns, so each is one case
@@ -95,7 +94,7 @@ def render(rows: Sequence[HostTime]) -> str:
     return markdown(header, [[layer, *(times.get((layer, *kind), "") for kind in kinds)] for layer in layers])
 
 
-def _begin(options: argparse.Namespace, process: object, say: Say) -> Callable[[Any], list[HostTime]]:
+def _begin(options: argparse.Namespace, process: object) -> Callable[[Any], list[HostTime]]:
     load("cuconv")
     measures: dict[str, Callable[..., list[HostTime]]] = {
         CALLS_OF_LAYERS: partial(measure, LAYERS),

@@ -35,7 +35,7 @@ from harness.errors import ResultsError, UsageError
 from harness.experiment import Experiment
 from harness.experiments.kernels.rows import COUNTERS, TIMES, KernelCounters, KernelTime
 from harness.experiments.kernels.table import TABLES, counters_table, times_table
-from harness.isolation import Begins, Measure, Say
+from harness.isolation import Begins, Measure
 from harness.stopwatch import profiler
 from harness.store import environment
 from harness.sweep.comparisons import Results, problem_of
@@ -208,7 +208,7 @@ def _check(options: argparse.Namespace, cases: Sequence[Any]) -> None:
         raise UsageError("ncu, Nsight Compute's command line, is not on the PATH: it comes with the CUDA toolkit")
 
 
-def _begin(options: argparse.Namespace, process: object, say: Say) -> Measure:
+def _begin(options: argparse.Namespace, process: object) -> Measure:
     contenders = {"cudnn": load("cudnn"), "cuconv": load("cuconv")}
     if options.counters:
         return lambda task: counters(furthest(environment.device_slug()))

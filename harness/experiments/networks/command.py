@@ -35,7 +35,7 @@ from harness.experiments.networks.rows import (
     NetworkTime,
 )
 from harness.experiments.networks.table import breakdown_table, networks_table
-from harness.isolation import Begins, Say, WorkerEnded
+from harness.isolation import Begins, WorkerEnded
 from harness.stopwatch import profiler
 from harness.store.files import stored
 from harness.store.table import Cleared
@@ -89,7 +89,7 @@ def _check(options: argparse.Namespace, cases: Sequence[NetworkCase]) -> None:
         energy.counter_of(torch.device("cuda", torch.cuda.current_device()))
 
 
-def _begin(options: argparse.Namespace, chosen: Any, say: Say) -> Callable[[Any], Iterator[Any]]:
+def _begin(options: argparse.Namespace, chosen: Any) -> Callable[[Any], Iterator[Any]]:
     """Set a process up for a precision; returns what measures a case there."""
     precision.set_for_process(chosen)
     set_torch(chosen)
