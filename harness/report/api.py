@@ -48,10 +48,17 @@ def _all_of(module: str) -> list[str]:
 
 
 def _definition(name: str) -> ast.FunctionDef | ast.ClassDef:
-    """Where a function or class is defined, which modules may import from others."""
+    """Where a function or class is defined, which modules may import from others.
+
+    At its end a class has what it inherits from a class of its module.
+    """
     module, _, last = name.rpartition(".")
-    for node in _parsed(module).body:
+    body = _parsed(module).body
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+    for node in body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == last:
+            for base in map(ast.unparse, getattr(node, "bases", ())):
+                node.body += classes[base].body if base in classes else []
             return node
         if isinstance(node, ast.ImportFrom) and last in (alias.name for alias in node.names):
             return _definition(f"{node.module}.{last}")
@@ -61,7 +68,7 @@ def _definition(name: str) -> ast.FunctionDef | ast.ClassDef:
 def _call(node: ast.FunctionDef | ast.ClassDef) -> str:
     """The arguments of a function without their types, or those by which an object is called, or else made."""
     if isinstance(node, ast.ClassDef):
-        methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
+        methods = {one.name: one for one in reversed(node.body) if isinstance(one, ast.FunctionDef)}
         method = methods.get("__call__") or methods.get("__init__")
         if method is None:
             return NONE
