@@ -55,7 +55,7 @@ def exit_code(command: str, work: Callable[[], int | None], go_on: str = "") -> 
     It is what the work returns, or 0, 1 for a lost GPU, 2 for a user's mistake, 130 for Ctrl-C, 141 where the reader
     of the output is gone.
 
-    command: its name, such as "harness run", with which the line on standard error begins. go_on: what a user can do
+    command: its name, such as "harness.run", with which the line on standard error begins. go_on: what a user can do
     with the rows that were measured before a lost GPU or Ctrl-C; empty where nothing is kept.
     """
     then = f"; the rows so far are kept; {go_on}" if go_on else ""

@@ -1,4 +1,4 @@
-"""python -m harness run, or harness.run: measure a sweep, or a slice of one, and print which side was faster."""
+"""python -m harness.run, or harness run: measure a sweep, or a slice of one, and print which side was faster."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ def _print_cases(chosen: Sweep, providers: tuple[str, ...], runs: int) -> None:
 
 
 main = command.program(
-    "harness run",
+    "harness.run",
     "Measure convolutions: cuConv against every cuDNN algorithm. Options take several values.",
     _run,
     _add_options,

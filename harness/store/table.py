@@ -74,11 +74,11 @@ class Table:
 
     row: the dataclass. Its fields are the columns, in order. Those of type str hold texts, and the others numbers. A
     type may have notes (typing.Annotated): a `Rule` of the cells, or a `Wide`. command: the one that writes the file,
-    such as "latency". absent: the columns, or fields of several, that files of older versions lack, with the text of
-    their cells there, or a function that makes them of the file's frame. keys: the columns that name a group of rows.
-    Newer rows of a group take the place of its older ones; without keys a command replaces the whole file when it has
-    ended. takes: which rows of the dataclass are in this file. digits: the significant digits of a number. runs: a file
-    has columns for so many runs of a time.
+    such as "harness latency". absent: the columns, or fields of several, that files of older versions lack, with the
+    text of their cells there, or a function that makes them of the file's frame. keys: the columns that name a group of
+    rows. Newer rows of a group take the place of its older ones; without keys a command replaces the whole file when it
+    has ended. takes: which rows of the dataclass are in this file. digits: the significant digits of a number. runs: a
+    file has columns for so many runs of a time.
     """
 
     folder: str
@@ -117,7 +117,7 @@ class Table:
     @property
     def remedy(self) -> str:
         """The end of a message that the file is missing."""
-        return f"measure first with 'python -m harness {self.command}'"
+        return f"measure first with 'python -m {self.command}'"
 
     def missing(self, device: str) -> str:
         """The sentence in the place of a table of a device that lacks the file."""

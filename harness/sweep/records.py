@@ -148,7 +148,7 @@ class Measurement:
 _NAMES = [one.name for one in fields(Measurement)]
 _LATER = _NAMES[_NAMES.index("environment") + 1 :]  # files of older versions lack them
 MEASUREMENTS = Table(
-    "paper", CSV, Measurement, "run", ABSENT_GEOMETRY | dict.fromkeys(_LATER, ""), KEY_COLUMNS,
+    "paper", CSV, Measurement, "harness.run", ABSENT_GEOMETRY | dict.fromkeys(_LATER, ""), KEY_COLUMNS,
     digits=6,  # a millionth is less than the clock resolves
 )  # fmt: skip
 

@@ -59,7 +59,7 @@ class TimedCandidate:
     best_us: float
 
 
-CANDIDATES = Table("tune", "candidates.csv.gz", TimedCandidate, "tune", ABSENT_GEOMETRY, digits=6)
+CANDIDATES = Table("tune", "candidates.csv.gz", TimedCandidate, "harness tune", ABSENT_GEOMETRY, digits=6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ def test_a_variable_that_changes_fp32_or_launches_is_refused(monkeypatch, tmp_pa
     with pytest.raises(UsageError, match=f"^{name}=1: .* must be 0 or not set: 'unset {name}'$"):
         load("cpu")
     assert run.main(["--device", "cpu", "--out", str(tmp_path / "out")]) == 2
-    assert f"harness run: {name}=1: " in capsys.readouterr().err
+    assert f"harness.run: {name}=1: " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -31,8 +31,8 @@ class Counted:
     calls: float
 
 
-TIMED = Table("toy", "timed.csv", Timed, "toy", keys=("case", "contender"))
-COUNTED = Table("toy", "counted.csv", Counted, "toy")
+TIMED = Table("toy", "timed.csv", Timed, "harness toy", keys=("case", "contender"))
+COUNTED = Table("toy", "counted.csv", Counted, "harness toy")
 CONTENDERS = ("right", "other")
 
 

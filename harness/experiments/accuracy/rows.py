@@ -30,4 +30,4 @@ class Accuracy:
 
 NEW_COLUMNS = ("componentwise_error", "worst_image_error")
 ABSENT = ABSENT_GEOMETRY | dict.fromkeys(NEW_COLUMNS, "")
-ACCURACY = Table("accuracy", "accuracy.csv", Accuracy, "accuracy", ABSENT)
+ACCURACY = Table("accuracy", "accuracy.csv", Accuracy, "harness accuracy", ABSENT)

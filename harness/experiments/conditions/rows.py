@@ -33,4 +33,4 @@ class ConditionTime:
     sm_clock_mhz: int | None = None
 
 
-CONDITION_TIMES = Table("conditions", "conditions.csv", ConditionTime, "conditions")
+CONDITION_TIMES = Table("conditions", "conditions.csv", ConditionTime, "harness conditions")

@@ -25,7 +25,7 @@ class Copy:
     runs_us: Annotated[tuple[float, ...], runs_of(HOT)]
 
 
-BANDWIDTH = Table("bandwidth", "bandwidth.csv", Copy, "copies")
+BANDWIDTH = Table("bandwidth", "bandwidth.csv", Copy, "harness copies")
 
 
 def read(path: Path) -> pd.DataFrame:

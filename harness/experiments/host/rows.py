@@ -24,4 +24,4 @@ class HostTime:
     median_us: float
 
 
-HOST = Table("host", "host.csv", HostTime, "host")
+HOST = Table("host", "host.csv", HostTime, "harness host")

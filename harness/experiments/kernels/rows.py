@@ -49,8 +49,8 @@ def _of_table(number: int) -> Table:
     def takes(row: Any) -> bool:
         return bool(row.table == number)
 
-    return Table("profile", f"table_{number}.csv", KernelTime, "kernels", takes=takes)
+    return Table("profile", f"table_{number}.csv", KernelTime, "harness kernels", takes=takes)
 
 
-COUNTERS = Table("profile", "counters.csv", KernelCounters, "kernels --counters")
+COUNTERS = Table("profile", "counters.csv", KernelCounters, "harness kernels --counters")
 TIMES = {number: _of_table(number) for number in (3, 4, 5)}  # by the numbers of the paper's tables

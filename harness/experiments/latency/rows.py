@@ -38,4 +38,4 @@ class Latency:
     environment: str = ""
 
 
-LATENCY = Table("latency", "latency.csv", Latency, "latency", keys=GROUP_COLUMNS)
+LATENCY = Table("latency", "latency.csv", Latency, "harness latency", keys=GROUP_COLUMNS)

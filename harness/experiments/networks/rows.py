@@ -84,10 +84,10 @@ class NetworkEnergy:
     environment: str = ""
 
 
-NETWORKS = Table("networks", "networks.csv", NetworkTime, "networks", keys=KEY_COLUMNS)
+NETWORKS = Table("networks", "networks.csv", NetworkTime, "harness networks", keys=KEY_COLUMNS)
 OF_KERNELS = ("network", "batch", "contender", "precision")
-BREAKDOWN = Table("networks", "breakdown.csv", KernelsOfKind, "networks --breakdown", keys=OF_KERNELS)
-ENERGY = Table("networks", "energy.csv", NetworkEnergy, "networks --energy", keys=KEY_COLUMNS[:-1])
+BREAKDOWN = Table("networks", "breakdown.csv", KernelsOfKind, "harness networks --breakdown", keys=OF_KERNELS)
+ENERGY = Table("networks", "energy.csv", NetworkEnergy, "harness networks --energy", keys=KEY_COLUMNS[:-1])
 
 
 def label(network: str, source: str) -> str:

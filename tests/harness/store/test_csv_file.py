@@ -18,7 +18,7 @@ class Time:
     us: float
 
 
-TIMES = Table("times", "times.csv", Time, "times")
+TIMES = Table("times", "times.csv", Time, "harness times")
 COLUMNS = TIMES.columns
 
 

@@ -197,7 +197,7 @@ def test_a_second_writer_is_refused(tmp_path):
 
 
 def test_a_missing_file_is_told_with_its_remedy(tmp_path):
-    with pytest.raises(ResultsError, match="does not exist: measure first with 'python -m harness run'"):
+    with pytest.raises(ResultsError, match=r"does not exist: measure first with 'python -m harness\.run'"):
         read(tmp_path / CSV)
 
 

@@ -94,7 +94,7 @@ class Newer:
 
 
 def test_a_file_of_an_older_version_is_written_with_the_columns_that_it_lacks(tmp_path):
-    table = Table("toy", "newer.csv", Newer, "toy", absent={"added": "1"}, keys=("name",))
+    table = Table("toy", "newer.csv", Newer, "harness toy", absent={"added": "1"}, keys=("name",))
     (tmp_path / table.name).write_text("name,us\nold,5\nother,6\n")
     with LockedFolder(tmp_path) as folder:
         StoredRows(folder, [table]).add([Newer("other", 2, 7.0)], "e1")
