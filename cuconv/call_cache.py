@@ -88,7 +88,7 @@ def convolve(
         if call is None or _is_due(call, library, input):
             operands = named(input, weight, bias, out, residual)
             try:
-                call = _made(library, operands, aligned, _options_of(options, layer), layer is not None)
+                call = _new_call(library, operands, aligned, _options_of(options, layer), layer is not None)
             except Exception as error:
                 call = _kept_after(error, call)
             keep(_thread.ready_calls, key, call)
@@ -145,7 +145,7 @@ def refuse(library: TorchArrays | CupyArrays, operands: dict[str, Any], options:
     select.check_options(options.algorithm, options.precision)
 
 
-def _made(
+def _new_call(
     library: TorchArrays | CupyArrays, operands: dict[str, Any], aligned: bool, options: Options, constant: bool
 ) -> Call | PendingCall:
     """The ready call for operands and options: checks them, plans, and loads the kernels.
@@ -161,19 +161,19 @@ def _made(
     geometry = Geometry(options.stride, options.padding, options.dilation, options.groups)
     problem, device = checked(library, operands, geometry, options.precision)
     spec, residual = device_spec(device), "residual" in operands
-    made = _Made(library, operands, problem, device, aligned, options.activation, constant)
-    in_vectors = aligned and made.images_aligned
-    best = made.kernels(select.plan(problem, spec, options.algorithm, constant, residual, in_vectors))
-    missing = made.missing(best)
+    builder = _CallBuilder(library, operands, problem, device, aligned, options.activation, constant)
+    in_vectors = aligned and builder.images_aligned
+    best = builder.kernels(select.plan(problem, spec, options.algorithm, constant, residual, in_vectors))
+    missing = builder.missing(best)
     waits = options.algorithm not in ("auto", select.READY) or background.waits() or library.wants_equal_bits()
     if waits or not missing:
-        return made.call(best)
-    others = (made.kernels(plan) for plan in select.alternatives(problem, spec, constant, residual, in_vectors))
-    found = next((kernels for kernels in others if not made.missing(kernels)), None)
+        return builder.call(best)
+    others = (builder.kernels(plan) for plan in select.alternatives(problem, spec, constant, residual, in_vectors))
+    found = next((kernels for kernels in others if not builder.missing(kernels)), None)
     if found is None and options.algorithm == "auto":
         _warn_of_waiting()
-        return made.call(best)
-    call = PendingCall() if found is None else made.call(found)
+        return builder.call(best)
+    call = PendingCall() if found is None else builder.call(found)
     call.is_final = False
     background.compile_later(missing).replaces(call)
     return call
@@ -197,7 +197,7 @@ class _Kernels(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _CallBuilder:
     """Makes the ready call of a plan, for operands that have been checked."""
 
     library: TorchArrays | CupyArrays

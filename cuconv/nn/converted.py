@@ -34,7 +34,7 @@ from cuconv.nn.backend import cuconv
 from cuconv.nn.comparison import GRADIENTS, INFERENCE, seeded
 from cuconv.nn.dispatch import outside
 from cuconv.nn.folded import Folded, calling
-from cuconv.nn.operator import PLAIN, is_differentiated
+from cuconv.nn.operator import PLAIN_TYPES, is_differentiated
 from cuconv.nn.traced import layers
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -224,7 +224,9 @@ class Graphs:
             return False
         for leaf in leaves:
             if isinstance(leaf, Tensor):
-                if type(leaf) not in PLAIN or not leaf.numel() or (leaf.requires_grad and torch.is_grad_enabled()):
+                if type(leaf) not in PLAIN_TYPES or not leaf.numel():
+                    return False
+                if leaf.requires_grad and torch.is_grad_enabled():
                     return False
             elif isinstance(leaf, fx.Proxy) or (type(leaf) is float and leaf == 0.0 and copysign(1.0, leaf) < 0):
                 return False

@@ -26,7 +26,7 @@ from cuconv.nn.fusions import fully_connected
 from cuconv.nn.nodes import Node, Operands, joined
 from cuconv.nn.operator import CONV2D, recorded
 from cuconv.nn.padding import in_pairs
-from cuconv.nn.planes import PLAIN, FrozenExcitation, excited, plane_kernels
+from cuconv.nn.planes import MATRIX_PRODUCT, FrozenExcitation, excited, plane_kernels
 from cuconv.nn.pool_call import pool_kernels
 from cuconv.nn.pooling import max_pool2d
 from cuconv.nn.report import Converted
@@ -281,7 +281,7 @@ class _Frozen:
 
     def _freeze_linear(self, node: Node) -> None:
         input, weight, bias, relu, precision = node.args
-        layer = FrozenLinear(self._named(weight), self._named(bias), PLAIN, RELU if relu else NONE, precision)
+        layer = FrozenLinear(self._named(weight), self._named(bias), MATRIX_PRODUCT, RELU if relu else NONE, precision)
         self._call(node, layer, (input,))
 
     def _concatenate(self, node: Node) -> None:
@@ -307,7 +307,7 @@ class _Frozen:
             return
         images, nodes, means = parts
         layers = [self._layers[str(one.target)] for one in nodes]
-        plain = [one for one in layers if type(one) is FrozenConv2d and one.geometry == PLAIN]
+        plain = [one for one in layers if type(one) is FrozenConv2d and one.geometry == MATRIX_PRODUCT]
         if len(plain) < len(layers):
             return
         self._call(node, FrozenExcitation(*plain), (images,))

@@ -39,7 +39,7 @@ SCHEMA = (
     "conv2d(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
     "SymInt groups, str activation, float[] numbers, Tensor? residual, str precision) -> Tensor"
 )
-PLAIN = (Tensor, torch.nn.Parameter)  # exactly these types: a subclass may keep its data elsewhere
+PLAIN_TYPES = (Tensor, torch.nn.Parameter)  # exactly these types: a subclass may keep its data elsewhere
 
 
 class _Thread(threading.local):
@@ -239,7 +239,7 @@ def qualifies(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         is_supported(input)
         and input.dtype in TYPES
         and all(
-            type(t) in PLAIN
+            type(t) in PLAIN_TYPES
             and t.dtype == input.dtype
             and is_laid_out(t)
             and t.numel() > 0
@@ -270,7 +270,7 @@ def is_plain_call(*operands: Any) -> bool:
     Tensors of torch's own tracers count as plain: the operator has an implementation for them.
     """
     tensors = [operand for operand in operands if isinstance(operand, Tensor) or hasattr(operand, "__torch_function__")]
-    if not all(type(tensor) in (*PLAIN, FakeTensor, FunctionalTensor) for tensor in tensors):
+    if not all(type(tensor) in (*PLAIN_TYPES, FakeTensor, FunctionalTensor) for tensor in tensors):
         return False
     if not isinstance(operands[0], Tensor) or autocasts(operands[0]):
         return False

@@ -30,7 +30,7 @@ from cuconv.nn.nodes import Node, kind_of, laid_out_node, only_user
 from cuconv.nn.operator import is_supported
 
 aten = torch.ops.aten
-PLAIN = ((1, 1), (0, 0), (1, 1), 1)  # stride, padding, dilation and groups of a matrix product
+MATRIX_PRODUCT = ((1, 1), (0, 0), (1, 1), 1)  # stride, padding, dilation and groups of a matrix product
 MEANS = ([2, 3], [3, 2], [-1, -2], [-2, -1])  # the axes of a plane
 PARAMETERS = ("input", "num_groups", "weight", "bias", "eps")  # torch's names and order
 DEFAULTS: dict[str, Any] = {"weight": None, "bias": None, "eps": 1e-5}

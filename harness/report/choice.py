@@ -32,7 +32,7 @@ from harness.sweep.provenance import mixture
 CUCONV = "cuconv"
 
 
-def named() -> tuple[str, ...]:
+def algorithm_names() -> tuple[str, ...]:
     """The names of the library's algorithms, in order of display, without the choices among them."""
     return tuple(name for name in registry.PROVIDERS[CUCONV].algorithms if name not in registry.CHOICES)
 
@@ -45,7 +45,7 @@ def choice(results: Results, precision: str = FP32) -> pd.DataFrame:
     behind is then below 1.
     """
     ours = _ours(results, precision)
-    best = fastest(ours[ours.algorithm.isin(named())])[[*CASE, "algorithm", "mean_us"]]
+    best = fastest(ours[ours.algorithm.isin(algorithm_names())])[[*CASE, "algorithm", "mean_us"]]
     best = best.rename(columns={"algorithm": "best_algorithm", "mean_us": "best_us"})
     table = _autos(results, precision).merge(best, on=CASE)
     return table.assign(behind=table.mean_us / table.best_us)
@@ -99,7 +99,7 @@ def warned(table: str, results: Results, *precisions: str) -> str:
     warnings = {}
     for precision in precisions:
         rows = _ours(results, *(precisions if precision == TF32 else (precision,)))
-        warnings[precision] = mixture(results, rows[rows.algorithm.isin([AUTO, *named()])])
+        warnings[precision] = mixture(results, rows[rows.algorithm.isin([AUTO, *algorithm_names()])])
     if len(set(warnings.values())) == 1:
         told = [*warnings.values()][:1]
     else:
@@ -120,7 +120,7 @@ def without(results: Results, name: str, precision: str = FP32) -> pd.DataFrame:
     so other_us is optimistic. The rows were timed apart, so a loss of less than about 1% is noise, and may be below 1.
     """
     allowed = _ours(results, *(PRECISIONS if precision == TF32 else (FP32,)))
-    others = fastest(allowed[allowed.algorithm.isin(set(named()) - {name})])
+    others = fastest(allowed[allowed.algorithm.isin(set(algorithm_names()) - {name})])
     others = others[[*CASE, "mean_us"]].rename(columns={"mean_us": "other_us"})
     table = _autos(results, precision).merge(others, on=CASE, how="left")
     return table.assign(loss=(table.other_us / table.mean_us).where(table.chosen == name, 1.0))
@@ -133,7 +133,7 @@ def losses_table(results: Results) -> str:
     A last sentence warns where the rows are not of one measurement. Empty where auto was not measured.
     """
     body = []
-    for name in named():
+    for name in algorithm_names():
         for precision in PRECISIONS:
             table = without(results, name, precision)
             if _is_possible(results, name, precision, table):

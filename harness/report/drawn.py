@@ -21,7 +21,7 @@ from harness.sweep.comparisons import (
 
 RANDOM = "random"  # the sweep of configs/random.yaml
 WORST = 5  # cases in each table of the worst
-NEARLY_ALL = 0.95  # a share of the cases
+QUANTILE = 0.95  # a share of the cases
 
 
 def drawn_table(results: Results) -> str:
@@ -67,7 +67,7 @@ def _facts(results: Results, compared: pd.DataFrame, chosen: pd.DataFrame) -> di
         "cases lost": of(total.of - total.wins, total.of),
         "least speedup": first_ratio(compared.nsmallest(1, "speedup"), "speedup"),
         "regret, geometric mean": times(geometric_mean(regret), 3),
-        f"regret of {NEARLY_ALL:.0%} of the cases, at most": times(float(regret.quantile(NEARLY_ALL))),
+        f"regret of {QUANTILE:.0%} of the cases, at most": times(float(regret.quantile(QUANTILE))),
         "largest regret": first_ratio(chosen.nlargest(1, "behind"), "behind"),
     }
 

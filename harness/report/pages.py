@@ -38,7 +38,7 @@ from harness.report import floor
 from harness.report.accurate import accuracy_sentence
 from harness.report.algorithms import errors_table
 from harness.report.api import api_table
-from harness.report.choice import algorithm_table, choice_table, invariance_table, named
+from harness.report.choice import algorithm_names, algorithm_table, choice_table, invariance_table
 from harness.report.devices import devices_table, reference
 from harness.report.drawn import RANDOM, drawn_table, speedups
 from harness.report.figure_index import figures_table
@@ -264,8 +264,8 @@ TABLES: dict[str, Callable[..., str]] = {
 }
 # The choices of what follows a name: the first is required, the second optional.
 ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "algorithm": (tuple(named()), SWEEPS),
-    "counters": (tuple(named()),),
+    "algorithm": (tuple(algorithm_names()), SWEEPS),
+    "counters": (tuple(algorithm_names()),),
     "sweep": (SWEEPS,),
     "sweep_in_half": (SWEEPS,),
 }

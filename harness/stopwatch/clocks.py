@@ -135,7 +135,7 @@ class _Sensors:
         sm = self._try(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
         reasons = self._try(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
         memory = self._try(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))
-        return Reading(sm, memory, self._try(self._power_w), "" if reasons is None else named(reasons))
+        return Reading(sm, memory, self._try(self._power_w), "" if reasons is None else reasons_in_words(reasons))
 
     def _power_w(self) -> float:
         """The power at this instant, or else NVML's older reading, an average over up to a second."""
@@ -153,7 +153,7 @@ class _Sensors:
             return None
 
 
-def named(reasons: int) -> str:
+def reasons_in_words(reasons: int) -> str:
     """The names of a bit mask of throttle reasons, joined by ";"; bits without a name are shown as a number."""
     names = [name for bit, name in REASONS.items() if reasons & bit]
     unknown = reasons & ~sum(REASONS)

@@ -313,19 +313,19 @@ def _errors(frame: pd.DataFrame) -> list[list[str]]:
             / (1e-7 if precision == FP32 else 1e-3)
             for names, precision in groups
         ]
-        found.append([network, *map(shown, largest)])
+        found.append([network, *map(decimal, largest)])
     return found
 
 
 def breakdown_table(rows: Iterable[KernelsOfKind]) -> str:
     """A line for each network, batch, contender and kind of kernel: launches and microseconds of a forward."""
     body = [
-        [row.network, row.batch, row.contender, row.precision, row.kind, f"{row.kernels:g}", shown(row.us)]
+        [row.network, row.batch, row.contender, row.precision, row.kind, f"{row.kernels:g}", decimal(row.us)]
         for row in rows
     ]
     return markdown(["network", "batch", "contender", "precision", "kind", "kernels", "us"], body, left=(0, 2, 3, 4))
 
 
-def shown(value: float, digits: int = 1) -> str:
+def decimal(value: float, digits: int = 1) -> str:
     """A number of a table with `digits` digits behind the point; NONE for NaN."""
     return f"{value:.{digits}f}" if value == value else NONE

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.stopwatch.clocks import CaseClocks, Reading, _Sensors, named, once, sensors_of
+from harness.stopwatch.clocks import CaseClocks, Reading, _Sensors, once, reasons_in_words, sensors_of
 
 
 def clocks_of(*sm_clocks_mhz):
@@ -90,7 +90,7 @@ def test_the_gpu_is_found_by_its_uuid(monkeypatch):
 
 def test_throttle_reasons_have_names():
     names = {0: "none", 0x4: "power_cap", 0x4 | 0x20: "power_cap;thermal", 0x1000 | 0x1: "idle;0x1000"}
-    assert {reasons: named(reasons) for reasons in names} == names
+    assert {reasons: reasons_in_words(reasons) for reasons in names} == names
 
 
 class NvmlError(Exception):
