@@ -51,7 +51,7 @@ class Layer(Protocol):
         """The packed weights; None where a capture is under way and they are not packed."""
 
     def plain(self, input: Any, residual: Any, out: Any) -> Any:
-        """The same result by `conv2d`, which packs the weights in the call."""
+        """The output by `conv2d`, which packs the weights in the call."""
 
 
 class NotReady(UnsupportedProblem):

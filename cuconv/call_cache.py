@@ -268,7 +268,7 @@ def forget() -> None:
 
 
 def keep(ready_calls: dict[Hashable, Any], key: Hashable, call: Any) -> None:
-    """Keep a ready call; beyond MAX_READY_CALLS the oldest is dropped."""
+    """Keep a ready call; beyond MAX_READY_CALLS the one that was made first is dropped."""
     if len(ready_calls) >= MAX_READY_CALLS and key not in ready_calls:
         with suppress(RuntimeError):  # a call of a signal handler was first
             ready_calls.pop(next(iter(ready_calls)), None)

@@ -19,7 +19,7 @@ from cuconv.operands import check_frozen
 from cuconv.runtime.arrays import FIRST, LAST, CupyArrays, TorchArrays, library_of
 from cuconv.runtime.driver import capture_of, made_current
 
-MAX_PACKED = 2  # packed forms of a layer that are kept, besides those that CUDA graphs read
+MAX_PACKED = 2  # packed layouts of a layer that are kept, besides those that CUDA graphs read
 
 
 def prepare(
@@ -39,7 +39,7 @@ def prepare(
 
     The arguments are those of `conv2d`, and so is what is computed. Weight and bias are copied: later changes of theirs
     change nothing. In TF32 the first input in channels last makes one more copy. Some algorithms decompose the weights
-    before they multiply. Here the result is kept for later calls, for the two packed forms that were used last.
+    before they multiply. Here the result is kept for later calls, for the two packed layouts that were used last.
 
     Raises, as conv2d does, TypeError and UnsupportedProblem for a weight, a bias or options that cannot be used at all.
     What does not fit the input is refused at the call.
@@ -100,7 +100,7 @@ class PreparedConv2d:
         self.lifetime = library.lifetime(
             [array for array in (self._weight, self._bias) if array is not None], self._device
         )
-        self._lock = threading.RLock()  # only around changes of the packed forms, and of the layer for channels last
+        self._lock = threading.RLock()  # only around changes of packed layouts, and of the layer for channels last
         self._packed: dict[Hashable, _PackedWeights] = {}
         self._may_be_last = precision == TF32 and library.layout(self._weight) == FIRST
         self._in_last: PreparedConv2d | None = None  # the same layer for float32 in channels last
@@ -135,7 +135,7 @@ class PreparedConv2d:
 
     @property
     def packed_bytes(self) -> int:
-        """The device memory of the packed weights, in bytes. The copy of weight and bias comes on top."""
+        """The device memory of the packed weights, in bytes. Copies of weight and bias come on top."""
         return sum(packed.size for packed in list(self._packed.values()))
 
     def packed(self, packing: Packing, capture: int) -> _PackedWeights | None:
@@ -152,7 +152,7 @@ class PreparedConv2d:
         return found
 
     def plain(self, input: Any, residual: Any, out: Any) -> Any:
-        """The same as a call of conv2d, which packs the weights anew."""
+        """The output by `conv2d`, which packs the weights in the call."""
         _, _, geometry, activation, algorithm, precision = self._arguments
         return conv2d(
             input, self._weight, self._bias, *astuple(geometry), activation=activation, residual=residual,
@@ -160,21 +160,21 @@ class PreparedConv2d:
         )  # fmt: skip
 
     def _pack(self, packing: Packing) -> _PackedWeights:
-        """Pack the weights, and drop the form that was not used for longest.
+        """Pack the weights, and drop the packed layout that was not used for longest.
 
-        Two threads, or a call in the middle of another one, may pack the same form: the first one is kept.
+        Two threads, or a call in the middle of another one, may pack the same layout: the first result is kept.
         """
         made = _PackedWeights(self._library, self._device, packing, self._weight)
         with self._lock:
             found = self._packed.setdefault(packing.key, made)
             found.used = next(_clock)
-            loose = sorted((form.used, key) for key, form in self._packed.items() if not form.pinned)
+            loose = sorted((packed.used, key) for key, packed in self._packed.items() if not packed.pinned)
             for _, key in loose[:-MAX_PACKED]:
                 del self._packed[key]
         return found
 
     def _pin(self, key: Hashable, found: _PackedWeights) -> bool:
-        """Keep a packed form for good, as a CUDA graph reads it; false where it has just been dropped."""
+        """Keep a packed layout for good, as a CUDA graph reads it; false where it has just been dropped."""
         with self._lock:
             found.pinned = self._packed.get(key) is found
         return found.pinned
@@ -183,7 +183,7 @@ class PreparedConv2d:
         return self
 
     def __getstate__(self) -> tuple[Any, ...]:
-        """Everything but what is derived from it: packed weights, ready calls and locks."""
+        """The state that `__init__` takes, without what it derives: packed weights, ready calls and locks."""
         return (self._weight, self._bias, *self._arguments[2:])
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:

@@ -217,7 +217,7 @@ def _slices(options: argparse.Namespace) -> dict[str, list]:
 
 
 def _note_on_a_cpu(options: argparse.Namespace) -> str:
-    """The line that a CPU's command begins with: that there is no GPU, and the sweep that was not asked for by name."""
+    """The first line printed without a GPU: which contenders and which default sweep are used."""
     parts = [] if options.device else ["No GPU found: measuring the CPU's contenders instead of cuConv and cuDNN."]
     slices = " and ".join(_slices(options))
     if not options.config and slices:

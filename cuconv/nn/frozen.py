@@ -103,12 +103,12 @@ class FrozenConv2d:
         return self._by_torch(input, residual) if _thread.by_torch else self._by_operator(input, residual)
 
     def _by_torch(self, input: Tensor, residual: Tensor | None) -> Tensor:
-        """The same by torch's own convolution, in the memory format of cuConv's, for which the graph was traced."""
+        """The output by torch's convolution, in cuConv's memory format: the graph was traced for it."""
         output = convolved(2, input, self.weight, self.bias, *self.geometry)
         return activated(laid_out(output if residual is None else output + residual), self.activation)
 
     def _by_operator(self, input: Tensor, residual: Tensor | None) -> Tensor:
-        """The same where packed weights cannot be used."""
+        """The output by `cuconv.nn.conv2d`, which takes weights that are not packed."""
         options: dict[str, Any] = {"activation": self.activation, "residual": residual, "precision": self.precision}
         return conv2d(input, self.weight, self.bias, *self.geometry, **options)
 
@@ -145,7 +145,7 @@ class FrozenConv2d:
         return output_shape(input, self.weight, stride, padding, dilation)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the weights, which are the model's: `bind` takes them again."""
+        """The state without the weights, which `bind` takes again from the model."""
         return {**self.__dict__, "weight": None, "bias": None, "_prepared": None}
 
 
@@ -197,7 +197,7 @@ class Concatenation(Layers):
         return output
 
     def _concatenated(self, calls: list[tuple[FrozenConv2d, Tensor]]) -> Tensor:
-        """The same by torch.cat; kernels that are to be compiled are those that write to places in the result."""
+        """The outputs joined by torch.cat. Calls that are recorded are recorded as writes to slices of one tensor."""
         if not is_recording():
             return torch.cat([convolution(input) for convolution, input in calls], 1)
         with writing_slices(sum(convolution.weight.shape[0] for convolution, _ in calls)):

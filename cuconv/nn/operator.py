@@ -357,7 +357,7 @@ def _by_torch(
     activation: Activation,
     residual: Tensor | float | None,
 ) -> Tensor:
-    """The same by torch's own kernels."""
+    """The output by torch's convolution, after residual and activation."""
     return finished(convolved(2, input, weight, bias, stride, padding, dilation, groups), activation, residual)
 
 

@@ -142,7 +142,7 @@ class FrozenExcitation(Layers):
         return called(("squeeze_excite", *options), planned, input, *map(Tensor.data_ptr, self._packed))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the weights, as of `FrozenConv2d`."""
+        """The state without the weights, which `bind` takes again from the model."""
         return {**self.__dict__, "_packed": None}
 
 

@@ -314,7 +314,7 @@ class CupyArrays:
         return isinstance(array, self._cupy.ndarray)
 
     def check_plain(self, name: str, array: Any) -> None:
-        """Nothing: an array of CuPy is plain memory."""
+        """Accept every array: those of CuPy are plain memory."""
 
     def check(self, name: str, array: Any, contiguous: bool = True) -> None:
         """Raise UnsupportedProblem unless an array can be computed: its type, and its layout where `contiguous`."""

@@ -59,7 +59,8 @@ class TorchLifetime:
 class CupyLifetime:
     """Arrays of CuPy, whose memory is given back behind an event of each other stream that has read them.
 
-    `known` has the stream on which they were allocated: a call on any other must be followed by `record_use`.
+    `known` has the stream on which they were allocated, unless it is a thread's default stream. A call on a stream that
+    it lacks must be followed by `record_use`.
     """
 
     def __init__(self, cupy: Any, arrays: list[Any], device: int):

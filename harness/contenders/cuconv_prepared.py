@@ -25,7 +25,7 @@ class Contender(cuconv_gpu.Contender):
         cuconv.precompile(problems, device_spec(torch.cuda.current_device()), prepared=True)
 
     def offers(self, problem: ConvProblem, operands: Operands) -> list[Offer]:
-        """`auto` alone."""
+        """The one offer, of `auto` on prepared weights."""
         problem = replace(problem, precision=self.precision)
         prepare = partial(_prepare, problem, cuconv_gpu.laid_out(operands, self.precision))
         return [Offer("cuconv_prepared", "auto", prepare, self.precision)]

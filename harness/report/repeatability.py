@@ -1,7 +1,7 @@
 """python -m harness report repeatability FOLDER FOLDER ...: how far the same case moves between whole sweeps.
 
-Each folder has the measurements.csv of one sweep, of other hours or machines. A time moves by its largest value over
-its smallest, less 1. Cases count where our first subject and a rival have a time in every sweep.
+Each folder has the measurements.csv of one sweep, of other hours or machines. The movement of a time is
+largest / smallest - 1. Cases count where our first subject and a rival have a time in every sweep.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def report(sweeps: Sequence[Results]) -> str:
         raise ResultsError(f"no case has a {first.time} time of ours and of a rival in every one of these sweeps")
     sources = "\n".join(f"- {results.folder}: {provenance(results)}" for results in sweeps)
     meaning = (
-        f"Movement of {first.time} times: the largest of {len(sweeps)} sweeps over the smallest, less 1. "
+        f"Movement of {first.time} times: largest / smallest - 1, of {len(sweeps)} sweeps. "
         f"Median of the cases, and what {USUAL:.0%} of them stay within."
     )
     tables = (movement_table(moved, first), winners(moved, len(sweeps), first), _most_moved(moved, first))

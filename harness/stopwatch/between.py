@@ -61,7 +61,10 @@ class Flush:
 
 @cache
 def work(time: str, device: torch.device) -> Callable[[], None]:
-    """What stands between two calls for a time, SEPARATED or COLD, on a GPU; its buffers are made once."""
+    """The function that enqueues the work between two calls, for a time: SEPARATED or COLD.
+
+    Its buffers are made once for each GPU.
+    """
     between: Callable[[], None] = Separator(device)
     if time == COLD:
         between = Flush(device, torch.cuda.get_device_properties(device).L2_cache_size)

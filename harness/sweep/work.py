@@ -41,7 +41,7 @@ class Choice:
     entrants: Entrants | None = None
 
     def task(self, case: Case) -> Task:
-        """What is to be measured on a case."""
+        """The task of a case: the algorithms that are done, and the rivals that take part."""
         rivals = None if self.entrants is None else self.entrants.get(case.key, frozenset())
         return Task(case, self.done.get(case.key, frozenset()), rivals)
 

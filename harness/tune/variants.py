@@ -216,7 +216,7 @@ class _Growing:
         self.lines: list[list[Any]] = []
 
     def gain(self, variant: Variant) -> float:
-        """By how much a variant lowers the weighted sum of losses and squared losses."""
+        """The decrease of the weighted sum of losses and squared losses that a variant brings."""
         calls, loss = self.losses.of[variant]
         now, lower = self.now[calls], np.minimum(self.now[calls], loss)
         return float(self.weights[calls] @ (now - lower + SQUARE * (now**2 - lower**2)))

@@ -169,7 +169,7 @@ def packing(key, size=1024):
     return Packing(key, size, Recorder([Launch(Path("a.cu"), {}, "pack_weights", 1, 32, ())], "sm_90a", 3))
 
 
-def test_at_most_two_packed_forms_are_kept(cuda):
+def test_at_most_two_packed_layouts_are_kept(cuda):
     layer = cuconv.prepare(WEIGHT_3X3)
     for key in "abacab":
         layer.packed(packing(key), 0)
@@ -177,7 +177,7 @@ def test_at_most_two_packed_forms_are_kept(cuda):
     assert layer.packed_bytes == 2048
 
 
-def test_a_packed_form_that_a_graph_reads_stays(cuda):
+def test_a_packed_layout_that_a_graph_reads_stays(cuda):
     layer = cuconv.prepare(WEIGHT_3X3)
     layer.packed(packing("a"), 0)
     captured = layer.packed(packing("a"), 9)
