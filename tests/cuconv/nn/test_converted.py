@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import cuconv.nn
-from cuconv.nn.operator import PLAIN
+from cuconv.nn.operator import PLAIN_TYPES
 from tests.cuconv.nn.models import close, made
 from tests.cuconv.nn.zoo.entries import Model, conv, images
 
@@ -168,7 +168,7 @@ class OfOneSize(nn.Module):
 def weights_like(parameter):
     """The number of tensors of the shape of a parameter that have memory of their own."""
     gc.collect()
-    tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor) and type(one) in PLAIN]
+    tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor) and type(one) in PLAIN_TYPES]
     return len({one.data_ptr() for one in tensors if one.shape == parameter.shape})
 
 
