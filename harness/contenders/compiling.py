@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from cuconv import select
 from cuconv.algorithms import ALGORITHMS
 from cuconv.core.launch import Launch
 from cuconv.core.problem import ConvProblem, UnsupportedProblem
 from cuconv.device import DeviceSpec
-from cuconv.precompile import compile_missing
+from cuconv.runtime import compiler
 from harness import progress
 
 
@@ -20,13 +22,13 @@ def compile_launches(launches: Iterable[Launch], arch: str) -> int:
     while a GPU is timed. Raises CompileError.
     """
     variants = dict.fromkeys(launch.variant(arch) for launch in launches)
-    with progress.counted((), "compiling kernels") as bar:
-
-        def compiled(done: int, missing: int) -> None:
-            bar.total = missing  # the others are at hand
-            bar.update()
-
-        compile_missing(variants, compiled)
+    threads = ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 2))
+    try:
+        jobs = [threads.submit(compiler.cubin, variant) for variant in variants]
+        for job in progress.counted(as_completed(jobs), "compiling kernels", total=len(jobs)):
+            job.result()
+    finally:
+        threads.shutdown(wait=True, cancel_futures=True)
     return len(variants)
 
 

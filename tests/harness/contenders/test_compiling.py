@@ -1,7 +1,5 @@
 """Kernels compiled ahead of a sweep."""
 
-import pytest
-
 from cuconv import ConvProblem
 from cuconv.device import A100, H200
 from cuconv.runtime import compiler
@@ -10,16 +8,14 @@ from harness.contenders.compiling import compile_for
 PROBLEM = ConvProblem(1, 64, 14, 14, 64, 3, 3, 1, 1)
 
 
-@pytest.fixture
-def compiled(monkeypatch, tmp_path):
-    """The kernel variants that are compiled, where none is at hand."""
+def recorded(monkeypatch):
     compiled = []
-    monkeypatch.setenv("CUCONV_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compiler, "cubin", compiled.append)
     return compiled
 
 
-def test_each_kernel_variant_is_compiled_once_for_the_device(compiled):
+def test_each_kernel_variant_is_compiled_once_for_the_device(monkeypatch):
+    compiled = recorded(monkeypatch)
     count = compile_for([PROBLEM, PROBLEM], H200, ("two_stage", "tf32x3_wgmma"))
     assert count == len(compiled) == 2
     assert {(variant.source.stem, variant.arch) for variant in compiled} == {
@@ -28,6 +24,7 @@ def test_each_kernel_variant_is_compiled_once_for_the_device(compiled):
     }
 
 
-def test_what_an_algorithm_does_not_compute_is_left_out(compiled):
+def test_what_an_algorithm_does_not_compute_is_left_out(monkeypatch):
+    compiled = recorded(monkeypatch)
     assert compile_for([PROBLEM], A100, ("tf32x3_wgmma", "two_stage")) == 1
     assert [variant.source.stem for variant in compiled] == ["two_stage"]
