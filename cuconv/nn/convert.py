@@ -60,11 +60,8 @@ def convert(
     precision  "fp32": the accuracy of a plain FP32 sum; "tf32": inputs and weights may be rounded to TF32
     progress   called with the number of kernels compiled and the number of all
 
-    Raises
-    - ConversionError, a ValueError, for a model in training mode, for one that cannot be copied or called with the
-      example, and in a dispatch mode
-    - ValueError for an unknown precision
-    - TypeError for a model that is no module
+    Raises ConversionError, a ValueError, for a model in training mode, for one that cannot be copied or called with the
+    example, and in a dispatch mode; ValueError for an unknown precision; TypeError for a model that is no module.
     """
     check_precision(precision)
     if not isinstance(model, nn.Module):
