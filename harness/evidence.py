@@ -1,8 +1,8 @@
 """python -m harness evidence: measure what the pages show, by every GPU of this host, and draw it again.
 
-A step is a command of the harness. Sweeps come first, each shared by all GPUs; `--resume` knows what sweeps and whole
-networks lack. Of the other experiments as many run at once as there are GPUs; those that fill the same folder take
-turns, and those that time the host are alone. An experiment that has ended is not run again by equal code on an equal
+A step is a command of the harness. Sweeps and whole networks come first, each shared by all GPUs; `--resume` knows what
+they lack. Of the other experiments as many run at once as there are GPUs; those that fill the same folder take turns,
+and those that time the host are alone. An experiment that has ended is not run again by equal code on an equal
 machine. What a step prints goes to build/evidence/STEP.log.
 """
 
@@ -23,8 +23,6 @@ from queue import Queue
 from threading import Event, Lock
 from typing import NamedTuple
 
-import torch
-
 from harness import command, progress
 from harness.errors import ResultsError, UsageError
 from harness.experiments.networks.models import MODERN
@@ -44,7 +42,8 @@ class Step(NamedTuple):
 
     minutes  about how long it takes one H100
     words    those after `python -m harness`
-    folder   the one under results/DEVICE that an experiment fills on a GPU of its own; "" for a sweep
+    folder   the one under results/DEVICE that an experiment fills; "" for a sweep
+    shared   whether all GPUs share it; otherwise it has a GPU of its own
     alone    whether nothing else may use the host meanwhile
     """
 
@@ -52,19 +51,24 @@ class Step(NamedTuple):
     minutes: float
     words: tuple[str, ...]
     folder: str = ""
+    shared: bool = False
     alone: bool = False
 
 
 def _sweep(config: str, precision: str, minutes: float) -> Step:
     words = ("run", "--config", config, "--precision", precision, "--resume")
-    return Step(f"{config}-{precision}", minutes, words)
+    return Step(f"{config}-{precision}", minutes, words, shared=True)
+
+
+def _networks(name: str, minutes: float, *words: str) -> Step:
+    return Step(name, minutes, ("networks", *words), "networks", shared=True)
 
 
 PREPARED = ("--provider", "cuconv", "cuconv_prepared", "--algorithm", "auto", "--hot-only", "--resume")
 # Without torch_fastest_engines, which takes some minutes to prepare each of them.
 MODERN_CONTENDERS = (*TORCH_CONTENDERS, CUCONV)
 MODERN_NETWORKS = (
-    "networks", "--resume", "--net", *MODERN, "--batch", "1", "8", "--precision", FP32, FP16,
+    "--resume", "--net", *MODERN, "--batch", "1", "8", "--precision", FP32, FP16,
     "--contender", *MODERN_CONTENDERS,
 )  # fmt: skip
 STEPS = (
@@ -76,11 +80,11 @@ STEPS = (
     *(_sweep(one, FP32, 3) for one in ("vae", "super_resolution", "audio", "boards", "blur", "public")),
     *(_sweep("bias_relu", precision, minutes) for precision, minutes in ((FP32, 11), (TF32, 17), (FP16, 19))),
     *(_sweep("bias_add_relu", precision, 3) for precision in (FP32, TF32, FP16)),
-    Step("prepared", 3, ("run", *PREPARED, "--out", f"{RESULTS}prepared")),
-    Step("networks", 40, ("networks", "--resume"), "networks"),
-    Step("networks-modern", 60, MODERN_NETWORKS, "networks"),
-    Step("networks-kinds", 6, ("networks", "--breakdown"), "networks"),
-    Step("networks-energy", 15, ("networks", "--energy", "--resume"), "networks"),
+    Step("prepared", 3, ("run", *PREPARED, "--out", f"{RESULTS}prepared"), shared=True),
+    _networks("networks", 40, "--resume"),
+    _networks("networks-modern", 60, *MODERN_NETWORKS),
+    _networks("networks-kinds", 6, "--breakdown"),
+    _networks("networks-energy", 15, "--energy", "--resume"),
     Step("accuracy", 5, ("accuracy",), "accuracy"),
     Step("copies", 1, ("copies",), "bandwidth"),
     Step("conditions", 5, ("conditions",), "conditions"),
@@ -104,17 +108,14 @@ def _run(options: argparse.Namespace) -> None:
     device = environment.current_gpu("the steps", ": '--dry-run' prints them")
     ended = Ended(FOLDER, environment.report(device, options.typed), environment.device_slug(device))
     failed = measure(
-        [step for step in chosen if not ended.has(step)], visible_gpus(), len(os.sched_getaffinity(0)), ended
+        [step for step in chosen if not ended.has(step)],
+        environment.visible_gpus(),
+        len(os.sched_getaffinity(0)),
+        ended,
     )
     failed += [" ".join(words) for words in DRAWING if _start(["-m", "harness", *words])]
     if failed:
         raise ResultsError(f"failed: {', '.join(failed)} (see {FOLDER}): the same command tries them again")
-
-
-def visible_gpus() -> list[str]:
-    """The GPUs of this process, as CUDA_VISIBLE_DEVICES names them."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return named.split(",") if named else [str(gpu) for gpu in range(torch.cuda.device_count())]
 
 
 class Ended:
@@ -154,7 +155,7 @@ def measure(steps: Sequence[Step], gpus: Sequence[str], cores: int, ended: Ended
 
     def run(step: Step, gpu: str = "") -> None:
         there = RESULTS.replace("DEVICE", ended.device)
-        words = [word.replace(RESULTS, there) for word in command_of(step, processes)[1:]]
+        words = [word.replace(RESULTS, there) for word in command_of(step, processes, len(gpus))[1:]]
         if code := _start(words, log_of(step), gpu):
             failed.append(step.name)
             progress.say(f"{step.name}: exit code {code}, see {log_of(step)}")
@@ -173,11 +174,11 @@ def measure(steps: Sequence[Step], gpus: Sequence[str], cores: int, ended: Ended
 
     by_folder = defaultdict(list)
     for step in steps:
-        if step.folder and not step.alone:
+        if not step.shared and not step.alone:
             by_folder[step.folder].append(step)
     with progress.weighed(sum(step.minutes for step in steps)) as bar:
         for step in steps:
-            if not step.folder:
+            if step.shared:
                 bar.set_description_str(step.name)
                 run(step)
         bar.set_description_str("experiments")
@@ -194,10 +195,10 @@ def measure(steps: Sequence[Step], gpus: Sequence[str], cores: int, ended: Ended
     return failed
 
 
-def command_of(step: Step, processes: int) -> list[str]:
-    """The command line of a step. processes: those that share a sweep."""
+def command_of(step: Step, processes: int, gpus: int) -> list[str]:
+    """The command line of a step. processes: those that share a sweep. gpus: those that share an experiment."""
     if step.folder:
-        return ["python", "-m", "harness", *step.words]
+        return ["python", "-m", "harness", *step.words, *(["--gpus", str(gpus)] if step.shared else [])]
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     return ["python", "-m", *torchrun, "-m", "harness", *step.words]
 

@@ -15,7 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from harness import command, progress
+from harness.errors import UsageError
 from harness.isolation import Measure, WorkerEnded, rows_of_cases
 from harness.store import environment
 from harness.store.environment import EnvironmentFile
@@ -24,6 +27,7 @@ from harness.store.table import Cleared, StoredRows, Table
 
 Options = argparse.Namespace
 Loop = Callable[[Options, Sequence[Any]], Iterator[list[Any]]]
+Found = Iterator[tuple[str, list[Any]]]  # the GPU of rows, "" for the current one, and the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class Experiment:
     groups     the dataclass and the key of each group of rows that a case measures: it gives the command --resume,
                which leaves out the cases whose groups an equal machine has measured with equal code. None: no --resume
     process    the key of the process that a case is measured in
+    shared     whether several GPUs may share the cases: it gives the command --gpus
     loop       replaces `begin`, for an experiment that starts processes of its own: yields lists of rows
     check      raises UserError for what this machine lacks, after the GPU and before the first case
     folder     the folder under results/DEVICE, where it is not that of the tables
@@ -65,6 +70,7 @@ class Experiment:
     clears: Callable[[Options, Any], Iterable[Cleared]] = lambda options, case: ()
     groups: Callable[[Options, Any], Iterable[tuple[type, tuple[str, ...]]]] | None = None
     process: Callable[[Any], Hashable] = lambda case: None
+    shared: bool = False
     loop: Loop | None = None
     check: Callable[[Options, Sequence[Any]], None] = lambda options, cases: None
     folder: Callable[[Options], str] | None = None
@@ -86,38 +92,56 @@ class Experiment:
         if self.groups:
             told = "leave out what this machine, versions and code have measured already"
             parser.add_argument("--resume", action="store_true", help=told)
+        if self.shared:
+            told = f"share the {self.what} among so many GPUs, of those in CUDA_VISIBLE_DEVICES (default: 1)"
+            parser.add_argument("--gpus", type=int, default=1, metavar="N", help=told)
 
     def _run(self, options: Options) -> None:
         cases = self.cases(options)
         if options.dry_run:
             print(self.plan(options, cases))
             return
-        device = environment.current_gpu(self.what, ": '--dry-run' prints what would be measured")
+        gpu = environment.current_gpu(self.what, ": '--dry-run' prints what would be measured")
+        devices = _devices(options.gpus) if self.shared and options.gpus != 1 else {"": gpu}
         self.check(options, cases)
         name = self.folder(options) if self.folder else self.tables[0].folder
         with LockedFolder(options.out or environment.results_folder(name)) as folder:
             rows, environments = StoredRows(folder, self.tables), EnvironmentFile(folder.path, folder.write)
             before = set(environments.environments)
-            entered = environments.enter({**environment.report(device, options.typed), **self.facts()})
+            facts = self.facts()
+            entered = {
+                name: environments.enter({**environment.report(device, options.typed), **facts})
+                for name, device in devices.items()
+            }
             if self.groups and options.resume:
-                measured = rows.measured(environments.alike(entered))
+                measured = rows.measured(environments.alike(next(iter(entered.values()))))
                 cases = [case for case in cases if not measured.issuperset(self.groups(options, case))]
             try:
-                for found in (self.loop or self._isolated)(options, cases):
-                    rows.add(found, entered)
+                for name, found in self._found(options, cases, list(devices)):
+                    rows.add(found, entered[name])
                 rows.end()
             finally:
-                environments.keep(rows.environments(before, entered))
+                environments.keep(rows.environments(before, set(entered.values())))
         print(self.summary(options, folder.path))
 
-    def _isolated(self, options: Options, cases: Sequence[Any]) -> Iterator[list[Any]]:
-        """The rows of each case, in processes that may end."""
+    def _found(self, options: Options, cases: Sequence[Any], gpus: Sequence[str]) -> Found:
+        """The rows of each case, in processes that may end, or those of the experiment's own loop."""
+        if self.loop:
+            yield from (("", found) for found in self.loop(options, cases))
+            return
         assert self.begin is not None, "an experiment has either a loop or what begins a process"
         with progress.counted(cases) as bar:
             begin, failed = partial(self.begin, options), partial(self.failed, options)
-            rows = rows_of_cases(_shown(bar), begin, failed, self.process)
-            for found, case in zip(rows, cases, strict=True):
-                yield [*self.clears(options, case), *found]
+            for case, gpu, found in rows_of_cases(_shown(bar), begin, failed, self.process, gpus):
+                yield gpu, [*self.clears(options, case), *found]
+
+
+def _devices(count: int) -> dict[str, torch.device]:
+    """The first so many GPUs of this process, by the names that CUDA_VISIBLE_DEVICES has for them."""
+    names = environment.visible_gpus()
+    if not 1 <= count <= len(names):
+        raise UsageError(f"--gpus {count}: must be from 1 to {len(names)}, the number of GPUs that torch sees")
+    return {name: torch.device("cuda", place) for place, name in enumerate(names[:count])}
 
 
 def _shown(bar: Any) -> Iterator[Any]:

@@ -11,10 +11,11 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from queue import Queue
 from typing import Any
 
 from harness import progress
@@ -148,8 +149,9 @@ def rows_of_cases(
     begin: Callable[[Hashable], Measure],
     failed: Callable[[Any, WorkerEnded], Iterable[Any]],
     process: Callable[[Any], Hashable] = lambda case: None,
-) -> Iterator[list[Any]]:
-    """The rows of each case in turn, measured in processes that may end.
+    gpus: Sequence[str] = ("",),
+) -> Iterator[tuple[Any, str, list[Any]]]:
+    """Each case, the GPU it was measured on and its rows, as they come, measured in processes that may end.
 
     What ends a process has the rows of `failed`. The case is then measured again without it, in another process. Raises
     GpuLost where no process can begin to measure, the UserError that ends a process, and at the end ResultsError where
@@ -157,11 +159,70 @@ def rows_of_cases(
 
     begin: called in a process with its key; it returns what measures (case, what to leave out).
     failed: the rows of what ended the process of a case. process: the key of a case's process; cases that follow one
-    another with equal keys share a process.
+    another on a GPU with equal keys share a process.
+    gpus: those that share the cases, each as CUDA_VISIBLE_DEVICES names it: a process sees its own alone. "" stands for
+    the current one.
     """
+    lacking: list[str] = []
+    in_turn = partial(_in_turn, begin=begin, failed=failed, process=process, lacking=lacking)
+    yield from _shared(cases, in_turn, gpus) if len(gpus) > 1 else in_turn(cases, gpus[0])
+    if lacking:
+        raise ResultsError(
+            f"errors prevented rows of {'; '.join(dict.fromkeys(lacking))}: a file that is written whole stays as it "
+            "was, so measure again"
+        )
+
+
+def _shared(
+    cases: Iterable[Any], in_turn: Callable[[Iterable[Any], str], Iterator[Any]], gpus: Sequence[str]
+) -> Iterator[Any]:
+    """What `in_turn` yields of all cases: a thread for each GPU draws the next case when it has time."""
+    found: Queue[Any] = Queue()  # what to yield, an exception to raise, or None where a GPU has no case any more
+    left, lock, stopped = iter(cases), threading.Lock(), threading.Event()
+
+    def drawn() -> Iterator[Any]:
+        while not stopped.is_set():
+            with lock:
+                case = next(left, stopped)
+            if case is stopped:
+                return
+            yield case
+
+    def run(gpu: str) -> None:
+        try:
+            for one in in_turn(drawn(), gpu):
+                found.put(one)
+            found.put(None)
+        except BaseException as error:
+            found.put(error)
+
+    for gpu in gpus:
+        threading.Thread(target=run, args=(gpu,), daemon=True).start()
+    running = len(gpus)
+    try:
+        while running:
+            one = found.get()
+            if isinstance(one, BaseException):
+                raise one
+            if one is None:
+                running -= 1
+            else:
+                yield one
+    finally:
+        stopped.set()
+
+
+def _in_turn(
+    cases: Iterable[Any],
+    gpu: str,
+    begin: Callable[[Hashable], Measure],
+    failed: Callable[[Any, WorkerEnded], Iterable[Any]],
+    process: Callable[[Any], Hashable],
+    lacking: list[str],
+) -> Iterator[tuple[Any, str, list[Any]]]:
+    """Each case, the GPU and its rows. A case that lacks rows is added to `lacking`."""
     worker: Worker | None = None
     key: Hashable = None
-    lacking: list[str] = []
     try:
         for case in cases:
             rows: list[Any] = []
@@ -172,9 +233,9 @@ def rows_of_cases(
                     worker = None
                 if worker is None:
                     key = process(case)
-                    worker = started(partial(_begun, begin, key), progress.say)
+                    worker = started(partial(_begun, begin, key, gpu), progress.say)
                 try:
-                    yield [*rows, *_measured(worker, case, broken, lacking)]
+                    yield case, gpu, [*rows, *_measured(worker, case, broken, lacking)]
                     break
                 except WorkerEnded as end:
                     worker.end()
@@ -187,21 +248,18 @@ def rows_of_cases(
                     if not of_end:
                         lacking.append(str(case))
                     if not begun.provider or begun in broken:
-                        yield rows
+                        yield case, gpu, rows
                         break
                     broken.add(begun)
-        if lacking:
-            raise ResultsError(
-                f"errors prevented rows of {'; '.join(dict.fromkeys(lacking))}: a file that is written whole stays as "
-                "it was, so measure again"
-            )
     finally:
         if worker is not None:
             worker.end()
 
 
-def _begun(begin: Callable[[Hashable], Measure], key: Hashable, say: Say) -> Measure:
-    """What measures the cases of a process, by its key; nothing is said while it begins."""
+def _begun(begin: Callable[[Hashable], Measure], key: Hashable, gpu: str, say: Say) -> Measure:
+    """What measures the cases of a process on a GPU, by its key; nothing is said while it begins."""
+    if gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # CUDA reads it when the process first uses it, which is later
     return begin(key)
 
 

@@ -80,6 +80,14 @@ def current_gpu(what: str, instead: str = "") -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def visible_gpus() -> list[str]:
+    """The GPUs of this process, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    count, named = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return named.split(",")[:count] if named else [str(gpu) for gpu in range(count)]
+
+
 def report(device: torch.device, command: str) -> dict[str, Any]:
     """The facts about the device, the libraries and the code, ready for JSON; command is the line the user typed."""
     import torch

@@ -266,17 +266,17 @@ class StoredRows:
             if all(cells[ENVIRONMENT] in environments for cells in group)
         }
 
-    def environments(self, before: set[str], entered: str) -> set[str]:
+    def environments(self, before: set[str], entered: set[str]) -> set[str]:
         """The identifiers of the environments that the folder's rows were measured in.
 
         Where a table has no column for them, its rows may be of any earlier environment. So all of `before` are kept,
         unless this command has replaced every file.
         """
         if self._replaced == {table.name for table in self._tables}:
-            return {entered}
+            return entered
         for table in self._tables:
             if ENVIRONMENT not in table.columns and stored(self._folder.path / table.name).exists():
-                return before | {entered}
+                return before | entered
         groups = chain.from_iterable(groups.values() for groups in self._groups.values())
         return {cells[ENVIRONMENT] for cells in chain.from_iterable(groups)}
 

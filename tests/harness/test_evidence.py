@@ -8,6 +8,7 @@ from harness import evidence
 from harness.__main__ import VERBS
 from harness.command import verb
 from harness.evidence import STEPS, Ended, Step, measure
+from harness.store import environment
 
 FACTS = {"gpu": "a GPU", "code": "1"}
 # A step that fails where another has the same GPU or folder, or where it is to be alone and is not; it notes its name.
@@ -32,7 +33,7 @@ with open(os.path.join(folder, "done"), "a") as done:
 def folder(tmp_path, monkeypatch):
     """The project's folder, and commands that are Python programs: those in a step's words."""
     monkeypatch.setattr(evidence, "FOLDER", tmp_path / "build" / "evidence")
-    monkeypatch.setattr(evidence, "command_of", lambda step, processes: ["python", "-c", *step.words])
+    monkeypatch.setattr(evidence, "command_of", lambda step, processes, gpus: ["python", "-c", *step.words])
     monkeypatch.setattr(evidence.environment, "ROOT", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for name in ("a", "b", "c", "others"):
@@ -41,7 +42,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def works(folder, name, kind="", alone=False):
-    return Step(name, 1, (WORKS, str(folder), name, kind, str(alone)), kind, alone)
+    return Step(name, 1, (WORKS, str(folder), name, kind, str(alone)), kind, shared=not kind, alone=alone)
 
 
 def done(folder):
@@ -74,8 +75,11 @@ def test_sweeps_come_first_and_experiments_have_a_gpu_and_a_folder_for_themselve
 
 
 def test_the_gpus_are_those_that_the_process_sees(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert evidence.visible_gpus() == ["2", "3"]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,9")  # there is no GPU 9
+    assert environment.visible_gpus() == ["2", "3"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert environment.visible_gpus() == ["0", "1"]
 
 
 def test_a_step_that_fails_keeps_no_other_from_running_and_is_tried_again(folder):
@@ -96,7 +100,7 @@ def test_the_command_leaves_out_what_has_ended_and_tells_what_failed(folder, mon
     steps = (works(folder, "good", "a"), Step("bad", 1, ("import sys; sys.exit(3)",), "b"))
     monkeypatch.setattr(evidence, "STEPS", steps)
     monkeypatch.setattr(evidence, "DRAWING", ())
-    monkeypatch.setattr(evidence, "visible_gpus", lambda: ["0"])
+    monkeypatch.setattr(evidence.environment, "visible_gpus", lambda: ["0"])
     for name, value in (("current_gpu", None), ("report", FACTS), ("device_slug", "a-gpu")):
         monkeypatch.setattr(evidence.environment, name, lambda *_, value=value: value)
     for _ in range(2):
@@ -105,10 +109,13 @@ def test_the_command_leaves_out_what_has_ended_and_tells_what_failed(folder, mon
     assert len(done(folder)) == 1
 
 
-def test_all_gpus_share_a_sweep():
-    sweep = next(step for step in STEPS if not step.folder)
-    words = evidence.command_of(sweep, 8)
-    assert words[words.index("--nproc-per-node") + 1] == "8" and words[-len(sweep.words) :] == [*sweep.words]
+def test_all_gpus_share_sweeps_and_whole_networks():
+    for step in STEPS:
+        words = evidence.command_of(step, 32, 4)
+        if not step.folder:
+            assert words[words.index("--nproc-per-node") + 1] == "32" and words[-len(step.words) :] == [*step.words]
+        assert step.shared == (not step.folder or step.folder == "networks")
+        assert (words[-2:] == ["--gpus", "4"]) == (step.folder == "networks")
 
 
 def test_a_step_that_does_not_exist_is_refused(capsys):

@@ -1,14 +1,17 @@
 """The loop of experiments: whatever a contender does to its process, its rows say so, and all other rows are kept."""
 
 import json
+import os
 import pickle
 import signal
+import time
 
 import pytest
 
 from harness import isolation
 from harness.isolation import Begins, Worker
-from tests.harness.toy_experiment import COUNTED, FAULTS, TIMED, Counted, Timed, begin, experiment
+from harness.store import environment
+from tests.harness.toy_experiment import CONTENDERS, COUNTED, FAULTS, TIMED, Counted, Timed, begin, experiment
 from tests.helpers import commands
 
 
@@ -205,3 +208,53 @@ def test_a_dry_run_and_a_command_without_a_gpu_measure_nothing(monkeypatch, made
 def test_another_folder_is_asked_for(toy, tmp_path):
     assert experiment().main(["--cases", "1", "--out", str(tmp_path / "mine")]) == 0
     assert len(statuses(tmp_path / "mine")) == 2 and not toy.exists()
+
+
+@pytest.fixture
+def two_gpus(toy, monkeypatch):
+    """The folder of the results of experiments on a machine that seems to have two GPUs."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr(environment, "_gpu_facts", lambda device: {"gpu": "NVIDIA Test", "gpu_uuid": str(device)})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return toy
+
+
+def on_its_gpu(options, process):
+    def measure(task):
+        (options.out / str(task[0])).touch()
+        while len(list(options.out.glob("[12]"))) < 2:  # neither case ends before both have begun
+            time.sleep(0.01)
+        for contender in CONTENDERS:
+            yield Timed(task[0], contender, "ok", detail=os.environ["CUDA_VISIBLE_DEVICES"])
+
+    return measure
+
+
+def test_gpus_measure_cases_side_by_side_and_rows_name_theirs(two_gpus, tmp_path):
+    shared = experiment(tables=(TIMED,), begin=on_its_gpu, shared=True)
+    assert shared.main(["--gpus", "2", "--cases", "1", "2", "--out", str(tmp_path)]) == 0
+    rows = TIMED.read(tmp_path / TIMED.name)
+    reports = json.loads((tmp_path / "environment.json").read_text())["environments"]
+    assert sorted(rows.detail) == ["0", "0", "1", "1"] and len(reports) == 2
+    assert [reports[name]["gpu_uuid"] for name in rows.environment] == [f"cuda:{gpu}" for gpu in rows.detail]
+    for case in ("1", "2"):
+        (tmp_path / case).unlink()
+    assert shared.main(["--gpus", "2", "--cases", "1", "2", "--out", str(tmp_path), "--resume"]) == 0
+    assert not list(tmp_path.glob("[12]"))
+
+
+@pytest.mark.parametrize(("fault", "code"), [("segfault", 0), ("refuse", 2)])
+def test_what_ends_a_process_costs_the_other_gpu_nothing_and_a_user_s_mistake_ends_both(two_gpus, capsys, fault, code):
+    assert experiment(shared=True).main(["--gpus", "2", "--fault", fault]) == code
+    if code:
+        assert "no counter: use another GPU" in capsys.readouterr().err
+        return
+    found = statuses(two_gpus)
+    assert len(found) == 6 and [one for one in found if one[2] != "ok"] == [(2, "other", "error")]
+    assert sorted(COUNTED.read(two_gpus / COUNTED.name).case) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("count", ["0", "3"])
+def test_more_gpus_than_there_are_and_none_are_refused(two_gpus, capsys, count):
+    assert experiment(shared=True).main(["--gpus", count]) == 2
+    assert f"--gpus {count}" in capsys.readouterr().err and not two_gpus.exists()

@@ -210,6 +210,7 @@ EXPERIMENT = Experiment(
     clears=_clears,
     groups=_groups,
     process=lambda case: case.precision,
+    shared=True,
     plan=_plan,
     summary=_summary,
     facts=network_models.versions,

@@ -213,7 +213,7 @@ def test_each_precision_has_a_process_of_its_own_and_what_ends_one_has_rows_of_i
 
         def __init__(self, begin, say):
             super().__init__(begin, say)
-            begun.append(begin.args[-1])
+            begun.append(begin.args[1])
             measure = self.measure
 
             def ending(task):

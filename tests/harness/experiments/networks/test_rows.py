@@ -45,7 +45,7 @@ def test_a_row_is_there_at_once_and_a_later_one_replaces_it(tmp_path):
         stored = StoredRows(folder, [NETWORKS])
         stored.add([time(5.0)], "e2")
         assert list(NETWORKS.read(tmp_path / NETWORKS.name).mean_us) == [5.0, 20.0]
-        assert stored.environments({"e0", "e1"}, "e2") == {"e1", "e2"}
+        assert stored.environments({"e0", "e1"}, {"e2"}) == {"e1", "e2"}
 
 
 @pytest.mark.parametrize("other", [{"batch": 8}, {"precision": "tf32"}, {"source": "timm"}, {"contender": "torch"}])
