@@ -1,15 +1,16 @@
-"""Clocks of a GPU while it is timed: a reading of NVML's sensors for each row, and runs again where the clock was low.
+"""Clocks of a GPU while it is timed: a reading of NVML's sensors for each row, and runs again that were no fair sample.
 
-NVML comes with the driver; the package nvidia-ml-py reads it. Where either is missing nothing is read, and nothing is
-measured again.
+Runs are repeated where the clock was low, or where the time of one is far from the others. NVML comes with the
+driver; the package nvidia-ml-py reads it. Where either is missing no sensor is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from statistics import median
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from harness.stopwatch.graph import During, nothing
 
 LEAST_SHARE = 0.95  # runs below this share of the case's best SM clock are repeated
+DISTURBED = 1.5  # runs of which one differs from their median by more than this factor are repeated
 MOST_REPEATS = 3
 LONGEST_US = 10e6  # longer runs are not repeated: a clock that stays low for so long is no accident
 NO_REASON = "none"  # in the column throttle: the clock is as high as it can be
@@ -54,7 +56,7 @@ NO_READING = Reading()
 class Steady:
     """The microseconds of the runs that count, the sensors meanwhile, and how often runs were repeated.
 
-    remeasured is None where the clock is not known.
+    remeasured is None where the clock is not known and none were repeated.
     """
 
     times_us: list[float]
@@ -73,7 +75,7 @@ def once(measure: Runs) -> Steady:
 
 
 class CaseClocks:
-    """The SM clocks of one case: reads the sensors of each row, and repeats runs below the best clock of the case.
+    """The SM clocks of one case: reads the sensors of each row, and repeats runs that are no fair sample.
 
     read: returns the sensors of the GPU, as `sensors_of` gives it.
     """
@@ -83,18 +85,19 @@ class CaseClocks:
         self._best_mhz = 0
 
     def steadily(self, measure: Runs, repeats: int = MOST_REPEATS) -> Steady:
-        """Do the runs, and up to `repeats` times again while their clock is low; those of the highest clock count.
+        """Do the runs, and up to `repeats` times again while their clock is low or one of them was disturbed.
 
-        Runs of more than LONGEST_US together are not repeated.
+        Undisturbed runs count before others, and of these the ones with the highest clock. Runs of more than LONGEST_US
+        together are not repeated.
         """
         best, remeasured = self._attempt(measure), 0
         if sum(best.times_us) > LONGEST_US:
             repeats = 0
-        while self.is_low(best.reading.sm_clock_mhz) and remeasured < repeats:
+        while (self.is_low(best.reading.sm_clock_mhz) or is_disturbed(best.times_us)) and remeasured < repeats:
             again, remeasured = self._attempt(measure), remeasured + 1
-            if (again.reading.sm_clock_mhz or 0) > (best.reading.sm_clock_mhz or 0):
-                best = again
-        return Steady(best.times_us, best.reading, None if best.reading.sm_clock_mhz is None else remeasured)
+            best = max(best, again, key=lambda one: (not is_disturbed(one.times_us), one.reading.sm_clock_mhz or 0))
+        unknown = best.reading.sm_clock_mhz is None and not remeasured
+        return Steady(best.times_us, best.reading, None if unknown else remeasured)
 
     def is_low(self, sm_clock_mhz: int | None) -> bool:
         """Whether a clock is below LEAST_SHARE of the best one so far; False where it is not known."""
@@ -105,6 +108,15 @@ class CaseClocks:
         times_us = measure(lambda: readings.append(self._read()))
         self._best_mhz = max(self._best_mhz, readings[-1].sm_clock_mhz or 0)
         return Steady(times_us, readings[-1])
+
+
+def is_disturbed(times_us: Sequence[float]) -> bool:
+    """Whether the time of one of some runs is far from their median, as if something else had the GPU meanwhile.
+
+    Times that are differences are too short where the work that is taken off was disturbed.
+    """
+    middle = median(times_us) if times_us else 0.0
+    return any(not middle <= DISTURBED * time <= DISTURBED**2 * middle for time in times_us)
 
 
 @cache

@@ -33,8 +33,8 @@ class TooSlow(Exception):
 class Timing:
     """The device microseconds of one call in each run. again() repeats the timed work and returns its output.
 
-    reading has the GPU's sensors during the runs, remeasured how often the runs were repeated because of a low clock,
-    None where the clock is not known.
+    reading has the GPU's sensors during the runs, remeasured how often the runs were repeated, None where the clock is
+    not known.
     """
 
     runs_us: tuple[float, ...]

@@ -212,7 +212,7 @@ class CaseUnderTest:
         return self.verifier.errors(prepared.call())
 
     def measure(self, offer: Offer, steadily: Steadily) -> Measurement:
-        """The row of an offer's hot times, or of what prevents them; steadily: repeats runs at a low clock."""
+        """The row of an offer's hot times, or of what prevents them; steadily: repeats runs that are no fair sample."""
         row = self._measure(offer, steadily)
         if row.status == EXCEEDED:  # what it held is freed for others: torch chooses by the memory that is left
             _release_memory()

@@ -55,7 +55,7 @@ class Measurement:
 
     Sizes are in elements, the workspace is in bytes, times are microseconds of device time per call. The last fields
     are empty where they were not measured: the separated and cold runs, and the GPU's sensors during the hot runs.
-    remeasured is how often runs were repeated because of a low clock.
+    remeasured is how often runs were repeated.
     """
 
     networks: str

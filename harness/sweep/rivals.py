@@ -75,11 +75,13 @@ Row = TypeVar("Row", bound=Timed)
 def qualifying(rows: Sequence[Row], device: str) -> list[Row]:
     """The rows of one case and precision whose algorithms have separated and cold times too, of those that are "ok".
 
-    These are the subjects of the comparison, those compared apart from the rivals, and the five fastest rivals.
+    These are the subjects of the comparison, the library's choice in channels_last, those compared apart from the
+    rivals, and the five fastest rivals.
     """
     ours = registry.comparison(device)
     timed = sorted((row for row in rows if row.status == OK), key=lambda row: row.mean_us or 0)
-    mine = [row for row in timed if row.provider == ours.provider and row.algorithm in ours.subjects]
+    subjects = (*ours.subjects, registry.AUTO_NHWC)
+    mine = [row for row in timed if row.provider == ours.provider and row.algorithm in subjects]
     beside = [row for row in timed if _is_beside(row.provider)]
     rivals = [row for row in timed if ours.is_rival(row.provider, row.algorithm)]
     return [*mine, *beside, *rivals[:RIVALS_OF_OTHER_TIMES]]

@@ -46,6 +46,27 @@ def test_runs_below_95_percent_of_the_best_clock_are_repeated_three_times(sm_clo
     assert steady.reading.sm_clock_mhz == sm_clocks_mhz[counts - 1]
 
 
+QUIET, DISTURBED, WORSE, NEGATIVE = [7.0, 10.0, 14.9], [10.0, 10.2, 15.4], [10.0, 10.0, 46.0], [-3.0, 10.0, 10.2]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "sm_clocks_mhz", "counts", "remeasured"),
+    [
+        ([QUIET], [2000], 0, 0),
+        ([DISTURBED, QUIET], [2000, 1990], 1, 1),
+        ([NEGATIVE, QUIET], [2000, 1990], 1, 1),
+        ([DISTURBED, WORSE, QUIET], [2000, 2000, 1500], 2, 3),  # quiet at last, but then the clock is low
+        ([WORSE, DISTURBED, DISTURBED], [1950, 1960, 2000], 2, 3),
+    ],
+)
+def test_runs_with_one_far_from_the_others_are_repeated_three_times(attempts, sm_clocks_mhz, counts, remeasured):
+    clocks = clocks_of(2000, *sm_clocks_mhz, *[1500] * 3)
+    clocks.steadily(numbered_runs())
+    left = iter([*attempts, *[WORSE] * 3])
+    steady = clocks.steadily(lambda during: during() or next(left))
+    assert (steady.times_us, steady.remeasured) == (attempts[counts], remeasured)
+
+
 def test_as_many_repeats_as_are_left_and_none_of_long_runs():
     clocks = clocks_of(2000, 1000, 1000, 1000)
     clocks.steadily(numbered_runs())

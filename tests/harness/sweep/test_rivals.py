@@ -58,7 +58,12 @@ def test_the_command_measures_only_them_in_a_folder_of_its_own(tmp_path, monkeyp
 def test_ours_what_is_shown_beside_and_the_five_fastest_rivals_qualify_for_more_times():
     rivals = [row(f"eng{us}", us, provider="cudnn_engine") for us in (7.0, 5.0, 6.0, 9.0)]
     rivals += [row("gemm", 8.0, provider="cudnn"), row("default", 4.0, provider="torch")]
-    ours = [row("auto", 50.0), row("two_stage", 60.0), row("auto", 40.0, provider="cuconv_prepared")]
+    ours = [
+        row("auto", 50.0),
+        row("auto_nhwc", 55.0),
+        row("two_stage", 60.0),
+        row("auto", 40.0, provider="cuconv_prepared"),
+    ]
     others = [row("fp16x3", 1.0), row("fft", status="error", provider="cudnn")]
     bmm = row("bmm", 70.0, provider="cublas")
     found = qualifying([*rivals, *ours, *others, bmm], GPU)
@@ -68,7 +73,7 @@ def test_ours_what_is_shown_beside_and_the_five_fastest_rivals_qualify_for_more_
         "eng7.0",
         "gemm",
     }
-    assert len(found) == 9 and row("default", 4.0, provider="torch") in found
+    assert len(found) == 10 and row("default", 4.0, provider="torch") in found
     assert all(one in found for one in (*ours, bmm)) and not any(one in found for one in others)
 
 
