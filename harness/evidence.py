@@ -1,8 +1,8 @@
 """python -m harness evidence: measure what the pages show, by every GPU of this host, and draw it again.
 
 A step is a command of the harness. Sweeps and whole networks come first, each shared by all GPUs; `--resume` knows what
-they lack. Of the other experiments as many run at once as there are GPUs; those that fill the same folder take turns,
-and those that time the host are alone. An experiment that has ended is not run again by equal code on an equal
+they lack. Of the other experiments as many run at once as there are GPUs; those that fill the same folder take turns.
+What times the first call or the host is alone. An experiment that has ended is not run again by equal code on an equal
 machine. What a step prints goes to build/evidence/STEP.log.
 """
 

@@ -88,7 +88,9 @@ class Experiment:
         self.add_options(parser)
         folder = self.tables[0].folder
         parser.add_argument("--out", type=command.folder, help=f"results folder (default: results/DEVICE/{folder})")
-        parser.add_argument("--dry-run", action="store_true", help="print what would be measured and stop")
+        parser.add_argument(
+            "--dry-run", action="store_true", help="print the cases, also what --resume would leave out, and stop"
+        )
         if self.groups:
             told = "leave out what this machine, versions and code have measured already"
             parser.add_argument("--resume", action="store_true", help=told)

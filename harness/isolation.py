@@ -102,9 +102,13 @@ class Worker:
             self.end()
             raise
 
+    def kill(self) -> None:
+        """End the process at once, from any thread; the one that measures with it finds that it has ended."""
+        self._process.kill()
+
     def end(self) -> None:
         """End the process at once: it holds nothing that is worth keeping."""
-        self._process.kill()
+        self.kill()
         self._process.join()
         self._tasks.close()
         self._events.close()
@@ -164,8 +168,9 @@ def rows_of_cases(
     the current one.
     """
     lacking: list[str] = []
-    in_turn = partial(_in_turn, begin=begin, failed=failed, process=process, lacking=lacking)
-    yield from _shared(cases, in_turn, gpus) if len(gpus) > 1 else in_turn(cases, gpus[0])
+    processes = _Processes()
+    in_turn = partial(_in_turn, begin=begin, failed=failed, process=process, lacking=lacking, processes=processes)
+    yield from _shared(cases, in_turn, gpus, processes) if len(gpus) > 1 else in_turn(cases, gpus[0])
     if lacking:
         raise ResultsError(
             f"errors prevented rows of {'; '.join(dict.fromkeys(lacking))}: a file that is written whole stays as it "
@@ -173,18 +178,48 @@ def rows_of_cases(
         )
 
 
+class _Processes:
+    """The processes that measure, one for each GPU, which can all be ended from another thread."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._running: dict[str, Worker] = {}
+        self._lock = threading.Lock()
+
+    def runs(self, gpu: str, worker: Worker) -> bool:
+        """Note that a process runs on a GPU. False where all have been stopped, and this one as well."""
+        with self._lock:
+            self._running[gpu] = worker
+            if self.stopped:
+                worker.kill()
+            return not self.stopped
+
+    def stop(self) -> None:
+        """End all processes, and those that begin later."""
+        with self._lock:
+            self.stopped = True
+            for worker in self._running.values():
+                worker.kill()
+
+
 def _shared(
-    cases: Iterable[Any], in_turn: Callable[[Iterable[Any], str], Iterator[Any]], gpus: Sequence[str]
+    cases: Iterable[Any],
+    in_turn: Callable[[Iterable[Any], str], Iterator[Any]],
+    gpus: Sequence[str],
+    processes: _Processes,
 ) -> Iterator[Any]:
-    """What `in_turn` yields of all cases: a thread for each GPU draws the next case when it has time."""
+    """What `in_turn` yields of all cases: a thread for each GPU draws the next case when it has time.
+
+    After an error of one, the cases that the others have finished are yielded before it is raised.
+    """
     found: Queue[Any] = Queue()  # what to yield, an exception to raise, or None where a GPU has no case any more
-    left, lock, stopped = iter(cases), threading.Lock(), threading.Event()
+    left, lock, end = iter(cases), threading.Lock(), object()
 
     def drawn() -> Iterator[Any]:
-        while not stopped.is_set():
+        while not processes.stopped:
             with lock:
-                case = next(left, stopped)
-            if case is stopped:
+                case = next(left, end)
+            if case is end:
                 return
             yield case
 
@@ -198,18 +233,24 @@ def _shared(
 
     for gpu in gpus:
         threading.Thread(target=run, args=(gpu,), daemon=True).start()
-    running = len(gpus)
+    running, error = len(gpus), None
     try:
-        while running:
+        while running and error is None:
             one = found.get()
             if isinstance(one, BaseException):
-                raise one
-            if one is None:
+                error = one
+            elif one is None:
                 running -= 1
             else:
                 yield one
     finally:
-        stopped.set()
+        processes.stop()
+    if error is not None:
+        while not found.empty():
+            one = found.get()
+            if isinstance(one, tuple):
+                yield one
+        raise error
 
 
 def _in_turn(
@@ -219,6 +260,7 @@ def _in_turn(
     failed: Callable[[Any, WorkerEnded], Iterable[Any]],
     process: Callable[[Any], Hashable],
     lacking: list[str],
+    processes: _Processes,
 ) -> Iterator[tuple[Any, str, list[Any]]]:
     """Each case, the GPU and its rows. A case that lacks rows is added to `lacking`."""
     worker: Worker | None = None
@@ -234,10 +276,14 @@ def _in_turn(
                 if worker is None:
                     key = process(case)
                     worker = started(partial(_begun, begin, key, gpu), progress.say)
+                    if not processes.runs(gpu, worker):
+                        return
                 try:
                     yield case, gpu, [*rows, *_measured(worker, case, broken, lacking)]
                     break
                 except WorkerEnded as end:
+                    if processes.stopped:
+                        return
                     worker.end()
                     worker = None
                     begun = end.begun

@@ -1,6 +1,7 @@
 """The loop of experiments: whatever a contender does to its process, its rows say so, and all other rows are kept."""
 
 import json
+import multiprocessing
 import os
 import pickle
 import signal
@@ -9,6 +10,7 @@ import time
 import pytest
 
 from harness import isolation
+from harness.errors import UsageError
 from harness.isolation import Begins, Worker
 from harness.store import environment
 from tests.harness.toy_experiment import CONTENDERS, COUNTED, FAULTS, TIMED, Counted, Timed, begin, experiment
@@ -258,3 +260,29 @@ def test_what_ends_a_process_costs_the_other_gpu_nothing_and_a_user_s_mistake_en
 def test_more_gpus_than_there_are_and_none_are_refused(two_gpus, capsys, count):
     assert experiment(shared=True).main(["--gpus", count]) == 2
     assert f"--gpus {count}" in capsys.readouterr().err and not two_gpus.exists()
+
+
+def waits_after_the_first(options, process):
+    def measure(task):
+        if task[0] == 1:
+            while not (options.out / "2").exists():  # the other GPU is at its case
+                time.sleep(0.01)
+            raise UsageError("no counter: use another GPU")
+        if task[0] == 2:
+            (options.out / "2").touch()
+            time.sleep(1000)
+        for contender in CONTENDERS:
+            yield Timed(task[0], contender, "ok")
+
+    return measure
+
+
+def test_an_error_on_one_gpu_ends_what_the_other_measures_and_keeps_its_rows(two_gpus, tmp_path, capsys):
+    shared = experiment(tables=(TIMED,), begin=waits_after_the_first, shared=True)
+    assert shared.main(["--gpus", "2", "--cases", "3", "1", "2", "--out", str(tmp_path)]) == 2
+    assert "no counter: use another GPU" in capsys.readouterr().err
+    assert statuses(tmp_path) == [(3, contender, "ok") for contender in CONTENDERS]
+    deadline = time.monotonic() + 30
+    while multiprocessing.active_children():
+        assert time.monotonic() < deadline, "a process still waits"
+        time.sleep(0.01)
