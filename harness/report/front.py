@@ -26,10 +26,11 @@ from harness.report.half import compare_with_half
 from harness.store.markdown import NONE, Column, of, tabulate, times
 from harness.store.times import COLD
 from harness.sweep.comparisons import Results, compare, compare_with_tf32, geometric_mean, rivals, timed
-from harness.sweep.provenance import are_of_one_measurement, model, provenance
+from harness.sweep.provenance import are_of_one_measurement, last_day, model, provenance
 
 BATCHES = (1, 8, 32)
 MIXED = "\\*"
+ENOUGH = 0.9  # the share of the most cases that a GPU has of a comparison, to be shown
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,9 @@ LAYERS = (
 
 
 def front_table(found: Sequence[Results]) -> str:
-    """A line for each comparison, of the GPU that has most cases: geometric means by batch, of all, and the cases won.
+    """A line for each comparison, with geometric means by batch and of all, and the cases won.
+
+    It is of the GPU of the latest rows, among those that have nearly as many cases as any.
 
     found: the paper's sweep on each GPU. Sentences below say where and when the rows were measured, and which lines
     have rows of several codes, versions or kinds of machine.
@@ -173,13 +176,13 @@ def front_table(found: Sequence[Results]) -> str:
 def _lines(
     what: str, lines: Sequence[Line], found: Sequence[Results]
 ) -> list[tuple[str, tuple[Line, Results, pd.DataFrame]]]:
-    """Each line with the results that have most cases of it, the first of several, and these cases."""
+    """Each line with the latest of the results that have nearly as many cases of it as any, and these cases."""
     compared = []
     for line in lines:
         cases = [(line, results, rows[rows.speedup.notna()]) for results in found for rows in [line.compare(results)]]
-        most = max(cases, key=lambda one: len(one[2]), default=None)
-        if most is not None and len(most[2]):
-            compared.append((what, most))
+        most = max((len(one[2]) for one in cases), default=0)
+        if enough := [one for one in cases if len(one[2]) >= max(1, ENOUGH * most)]:
+            compared.append((what, max(enough, key=lambda one: (last_day(one[1], line.rows(one[1])), len(one[2])))))
     return compared
 
 

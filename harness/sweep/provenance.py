@@ -112,10 +112,20 @@ def _cudnn_version(number: str) -> str:
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
+def last_day(results: Results, rows: pd.DataFrame) -> str:
+    """The last day on which a command measured some rows, such as "2026-11-25"; "" where none is known."""
+    return max(_days(_reports(results, rows)), default="")
+
+
+def _days(reports: Iterable[Report]) -> list[str]:
+    """The days of the commands, in order."""
+    commands = [command for report in reports for command in report.get("commands", [])]
+    return sorted({str(command["date"])[:10] for command in commands if command.get("date")})
+
+
 def _dates(reports: Iterable[Report]) -> list[str]:
     """The day of the commands, or the first and the last; empty where none is known."""
-    commands = [command for report in reports for command in report.get("commands", [])]
-    days = sorted({str(command["date"])[:10] for command in commands if command.get("date")})
+    days = _days(reports)
     if not days:
         return []
     return [days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"]

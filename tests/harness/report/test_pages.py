@@ -86,6 +86,18 @@ def test_a_comparison_of_the_front_is_of_the_first_gpu_that_has_it(page):
     assert line_of(text, "cuDNN in FP32")[3] == GPU
 
 
+@pytest.mark.parametrize("later", ["a-gpu", "z-gpu"])
+def test_a_comparison_of_the_front_is_of_the_latest_rows_of_several_gpus(page, later):
+    for device, ours in (("a-gpu", 10.0), ("z-gpu", 20.0)):
+        networks(page, device, network_time(60.0, contender="torch"), network_time(ours))
+        date = "2026-02-02" if device == later else "2026-02-01"
+        report = {"gpu": device, "commands": [{"command": "x", "date": date}]}
+        stored = json.dumps({"environments": {"e1": report}})
+        (page.parent.parent / "results" / device / "networks" / "environment.json").write_text(stored)
+    found = line_of(filled(page, "front"), "torch in FP32")
+    assert found[3::4] == {"a-gpu": ["a-gpu", "6.00x"], "z-gpu": ["z-gpu", "3.00x"]}[later]
+
+
 def test_the_headline_is_a_table_and_where_it_was_measured(page):
     dates = ("2025-11-20T10:00:00", "2025-11-22T10:00:00")
     stored = {
