@@ -28,6 +28,8 @@ LAYERS = [
     ConvProblem(4, 128, 28, 28, 256, 1, 1),
     ConvProblem(2, 28, 11, 12, 28, 3, 3, 1, 1, groups=28),
     ConvProblem(33, 960, 1, 1, 242, 1, 1),
+    ConvProblem(3, 24, 13, 11, 37, 5, 5, 2, 2),
+    ConvProblem(3, 20, 13, 11, 37, 1, 1),
 ]
 
 

@@ -1,7 +1,7 @@
 // Sums and output of tf32x3_shallow: which sums are right, and how a warp writes its pixels.
 #pragma once
 
-#include "common/activation.cuh"
+#include "common/at_least.cuh"
 #include "tf32x3/shallow_columns.cuh"
 
 // Predicated stores. Left to itself the compiler branches around each store and the computation of its address.
@@ -70,9 +70,10 @@ struct Output {
     float* output;
     Activation activation;
 
-    // Writes FILTERS filters from `filter_0` on.
-    __device__ __forceinline__ void write(float (&sum)[2][TILES][4], int64 place, int filter_0,
-                                          const Problem& p) const {
+    // Writes FILTERS filters from `filter_0` on. function: the activation, or what stands for it.
+    template <class Function>
+    __device__ __forceinline__ void write(float (&sum)[2][TILES][4], int64 place, int filter_0, const Problem& p,
+                                          const Function& function) const {
         const int lane = threadIdx.x % 4;
         if (bias)
 #pragma unroll
@@ -80,8 +81,8 @@ struct Output {
                 const int filter = filter_0 + i / 8 * 8 + lane * 2 + i / 2 % 2;
                 if (filter < p.filters) sum[i % 2][i / 8][i / 2 % 4] += bias[filter];
             }
-        activate(sum[0], activation);
-        activate(sum[1], activation);
+        activate(sum[0], function);
+        activate(sum[1], function);
         const unsigned plane = p.out_pixels * 4u;  // bytes
         char* const first = reinterpret_cast<char*>(output + place) + filter_0 * (uint64)plane;
         char* const mine = first + lane * 2 * (uint64)plane;

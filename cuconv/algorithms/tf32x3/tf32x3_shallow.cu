@@ -91,7 +91,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, SM_REGISTERS / (REGISTERS 
                 for (int i = 0; i < 8 * TILES; ++i)
                     sum[i % 2][i / 8][i / 2 % 4] = restored(sum[i % 2][i / 8][i / 2 % 4], STEPS);
             if (each) right &= judge(sum);
-            out.write(sum, columns_place, filter_0 + f, p);
+            if (AtLeast::is(out.activation))
+                out.write(sum, columns_place, filter_0 + f, p, AtLeast(out.activation));
+            else
+                out.write(sum, columns_place, filter_0 + f, p, out.activation);
         }
         const bool doubtful = !each && !totals.are_right();
         if (!right) out.replace_marked(first, pixels, filter_0, block_filters, p);

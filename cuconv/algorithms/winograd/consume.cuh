@@ -136,7 +136,7 @@ struct Consumer {
 
     // This thread's partial sums in the workspace, as a block publishes them.
     __device__ __forceinline__ float4* partial_sums(int block) const {
-        return shared.sums + (int64)block * (MAX_SUMS / 4) + warpgroup * (MAX_SUMS / 8) + thread();
+        return shared.sums + (int64)block * (MAX_SUMS / 4) + (warpgroup * (MAX_SUMS / 8) + thread());
     }
 
     // This thread's number behind its warpgroup's sums. end: where its own would go on.
@@ -182,6 +182,17 @@ struct Consumer {
         }
     }
 
+    // Writes the tile of a unit of work. The asm keeps the compiler from finding the unit's place before the products,
+    // where it would take registers.
+    template <class Function>
+    __device__ __forceinline__ void write_tile(const Sums& sums, const Known& known, int unit, float* staging,
+                                               const Function& function) const {
+        asm volatile("" : "+r"(unit));
+        const WorkUnit of(unit, g);
+        const int first_filter = of.filter_tile * SCALE_FILTERS + block_rank() * BF;
+        write(output, g, of.spatial_tile * CELLS, first_filter, sums, shared, known, staging, warpgroup, function);
+    }
+
     __device__ __forceinline__ void run() {
         for (int i = 0; i < WEIGHT_STAGES - 1; ++i)
             weights.fetch_next(i, i, thread() == 0 && share.begin + i / GROUP_POINTS < share.end);
@@ -199,8 +210,11 @@ struct Consumer {
                 if (chunks < g.chunks) accumulate(sums, known, unit, unit - chunks + g.chunks);
                 const int stage = PipelineState<WEIGHT_STAGES>(unit - share.begin, GROUP_POINTS).previous_stage();
                 float* const staging = reinterpret_cast<float*>(weight_stages + stage * WEIGHT_STAGE_BYTES);
-                write(output, g, from.spatial_tile * CELLS, from.filter_tile * SCALE_FILTERS + block_rank() * BF, sums,
-                      shared, known, staging, warpgroup);
+                // 5x5 has no registers for other activations: activate_written computes them.
+                if (KW == 5 || AtLeast::is(output.activation))
+                    write_tile(sums, known, unit - chunks, staging, AtLeast(output.activation));
+                else
+                    write_tile(sums, known, unit - chunks, staging, output.activation);
             }
         }
     }

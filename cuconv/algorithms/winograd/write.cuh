@@ -1,6 +1,7 @@
 // The epilogue of fp16x3_winograd: both consumer warpgroups transform their sums back, add up and write together.
 #pragma once
 
+#include "common/at_least.cuh"
 #include "winograd/tiles.cuh"
 
 // A pass is 32 adjacent outputs of 16 filters. A warp and the warp of the other warpgroup with the same filters do it
@@ -55,6 +56,27 @@ __device__ __noinline__ void write_again(const Output out, const Geometry g, int
         Pixel at = g.pixel(first_cell + pass * PASS_CELLS + lane / OUTPUTS, count);
         at.pixel += lane % OUTPUTS;
         write_plain(out, pixels & 1 ? 0xff : 0, at, first, 1);
+    }
+}
+
+// Computes the activation of eight filters' outputs that their warp has written without it: for 5x5, whose sums leave no
+// registers for it.
+__device__ __noinline__ void activate_written(const Output out, const Geometry g, int first_cell, int first) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int pass = 0; pass < PASSES; ++pass) {
+        int count;
+        Pixel at = g.pixel(first_cell + pass * PASS_CELLS + lane / OUTPUTS, count);
+        const int limit = lane % OUTPUTS < count ? out.filters_from(first, at) : 0;
+        at.pixel += lane % OUTPUTS;
+        float* const to = out.to + out.index(at, first);
+        float values[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) values[i] = i < limit ? to[(int64)i * g.p.out_pixels] : 0.0f;
+        activate(values, out.activation);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (i < limit) to[(int64)i * g.p.out_pixels] = values[i];
     }
 }
 
@@ -117,17 +139,19 @@ __device__ __forceinline__ bool is_in_doubt(const float* column, int exponent, i
 }
 
 // Writes a tile. Called by both warpgroups. staging: a stage of warpgroup 0's weights that is no longer in use.
+// function: out.activation, or what stands for it.
+template <class Function>
 __device__ __forceinline__ void write(const Output& out, const Geometry& g, int first_cell, int first_filter,
                                       const Sums& sums, Shared& shared, const Known& known, float* staging,
-                                      int warpgroup) {
+                                      int warpgroup, const Function& function) {
     locate(g, first_cell, shared.outputs[warpgroup], warpgroup, thread_number() % WARPGROUP);
-    const int exponent = exponent_of(__reduce_max_sync(~0u, known.scale));
+    // Computed where it is needed: as long as there are sums, registers are scarce.
+    const auto exponent = [&] { return exponent_of(__reduce_max_sync(~0u, known.scale)); };
     const bool suspect = __any_sync(~0u, is_suspect(known.scale));
     float totals[PASSES];
     unsigned exist = 0;  // bit i: whether the pixel of pass i does
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) {
-        // Computed anew for each pass: as long as there are sums, registers are scarce.
         const int thread = thread_number() % WARPGROUP;
         const int lane = thread % 32, warp = thread / 32, in_tile = warp * 16 + warpgroup * 8;
         const int first = first_filter + in_tile, filters = g.p.filters - first;
@@ -168,15 +192,16 @@ __device__ __forceinline__ void write(const Output& out, const Geometry& g, int 
             values[i] += value;
             totals[pass] += fabsf(value);
         }
-        activate(values, out.activation);
+        activate(values, function);
 #pragma unroll
         for (int i = 0; i < 8; ++i, to += g.p.out_pixels)
             if (i < limit) *to = values[i];
-        if (suspect && is_in_doubt(wanted, exponent, filters)) totals[pass] = __int_as_float(0x7fc00000);
+        if (suspect && is_in_doubt(wanted, exponent(), filters)) totals[pass] = __int_as_float(0x7fc00000);
     }
-    const unsigned wrong = exist & wrong_pixels(totals, exponent, g.p.channels * TAPS);
-    if (__any_sync(~0u, wrong != 0))
-        write_again(out, g, first_cell, first_filter + thread_number() % WARPGROUP / 32 * 16 + warpgroup * 8, wrong);
+    const unsigned wrong = exist & wrong_pixels(totals, exponent(), g.p.channels * TAPS);
+    const int first = first_filter + thread_number() % WARPGROUP / 32 * 16 + warpgroup * 8;
+    if (KW == 5 && !AtLeast::is(out.activation)) activate_written(out, g, first_cell, first);
+    if (__any_sync(~0u, wrong != 0)) write_again(out, g, first_cell, first, wrong);
     fence_async_shared();
     consumers_barrier();  // from here on weights may be copied to the staging memory again
 }
