@@ -16,6 +16,7 @@ from cuconv.algorithms.depthwise.depthwise import Depthwise
 from cuconv.algorithms.direct.direct import Direct
 from cuconv.algorithms.fp16x3.fp16x3 import Fp16x3
 from cuconv.algorithms.gemv.gemv import Gemv
+from cuconv.algorithms.plain_pointwise.plain_pointwise import PlainPointwise
 from cuconv.algorithms.pointwise.fp16x3_pointwise import Fp16x3Pointwise
 from cuconv.algorithms.tf32x3.tf32x3_gemm import Tf32x3Gemm
 from cuconv.algorithms.tf32x3.tf32x3_shallow import Tf32x3Shallow
@@ -34,6 +35,7 @@ ALGORITHMS = registry(
         Fp16x3Winograd(),
         Depthwise(),
         Direct(),
+        PlainPointwise(),
         Gemv(),
         NhwcWgmma(),
         NhwcSplit(),

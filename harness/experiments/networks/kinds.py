@@ -7,6 +7,7 @@ from collections.abc import Sequence
 KINDS = ("convolution", "pooling", "elementwise", "gemm", "other")
 _OURS = {
     "finish_output": "elementwise", "tf32x3_gemm": "convolution", "direct": "convolution",
+    "plain_pointwise": "convolution",
     "nhwc_group_norm": "other", "nhwc_squeeze_excite": "other",
 }  # fmt: skip
 _PARTS = {  # parts of names in lower case: the first kind with a part in the name counts

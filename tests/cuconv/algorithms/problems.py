@@ -42,6 +42,7 @@ def typical_problem(algorithm: str) -> ConvProblem:
         "fp16x3_pointwise": pointwise,
         "depthwise": {"groups": 96, "m": 96},
         "direct": {"m": 6},
+        "plain_pointwise": {"c": 24, **pointwise},
         "nhwc_wgmma": {"precision": "fp16"},
         "nhwc_split": {"precision": "fp16"},
         "nhwc_depthwise": {"precision": "fp16", "groups": 96, "m": 96},

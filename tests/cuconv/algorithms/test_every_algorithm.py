@@ -146,6 +146,9 @@ def meanings(p, config, launch, options):
         found |= divisors | {f"{name}_packed": packed_divisor(divisor) for name, divisor in divisors.items()}
         found |= {"batches": config.batches(p)} if config.groups else {}
         found |= {"units": p.n * p.m // filters, "block_groups": config.groups, "buffers_of_block": config.buffers}
+    if launch.kernel == "plain_pointwise":
+        found |= {"plane": p.out_pixels, "plane_packed": packed_divisor(p.out_pixels)}
+        found |= {"filter_blocks": ceil(p.m / config.block_filters)}
     if launch.kernel == "direct":
         tile_h, tile_w = config.threads_y * config.rows_of_thread, 4 * config.threads_x
         filter_blocks = ceil(p.group_filters / config.filters_of_thread)
@@ -184,6 +187,7 @@ ANY_GEOMETRY = ConvProblem(2, 10, 14, 19, 36, 3, 4, 1, 5, "fp32", 2, 3, 4, 5, gr
         ("direct", ConvProblem(2, 12, 10, 20, 24, 3, 5, 1, 2, "fp32", 2, 3, groups=6)),
         ("direct", ConvProblem(2, 7, 11, 18, 5, 3, 3, 1, 0)),
         ("direct", ConvProblem(2, 7, 11, 18, 5, 3, 3, 1, 0, more_h=-1, more_w=2)),
+        ("plain_pointwise", ConvProblem(3, 20, 5, 7, 33, 1, 1)),
         ("gemv", ConvProblem(3, 16, 5, 7, 33, 5, 7)),
     ],
 )
@@ -303,6 +307,10 @@ def test_launches_overlap_where_the_device_allows_it(name, device):
         ("direct", ConvProblem(1, 1, 300, 300, 2, 257, 257), "257x257 filter"),
         ("direct", ConvProblem(1, 2, 1, 1, 2, 1, 1, 2**29, 0, stride_h=2**10), "rows in the padded image"),
         ("direct", ConvProblem(2**26, 64, 64, 64, 64, 1, 1, groups=64), "fits the grid"),
+        ("plain_pointwise", one_by_one(65), "65 channels"),
+        ("plain_pointwise", one_by_one(8, pad=1), "1x1 without padding"),
+        ("plain_pointwise", ConvProblem(1, 8, 9, 9, 8, 1, 1, stride_w=2), "stride 1"),
+        ("plain_pointwise", ConvProblem(2, 1, 32768, 32768, 8, 1, 1), "2147483648 output pixels"),
         ("gemv", ConvProblem(1, 64, 2, 1, 10, 1, 1), "as large as the input"),
         ("gemv", ConvProblem(1, 64, 1, 1, 10, 1, 1, 1, 0), "as large as the input"),
         ("gemv", ConvProblem(1, 64, 3, 3, 10, 3, 3, more_w=1), "as large as the input"),

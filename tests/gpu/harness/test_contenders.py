@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from cuconv import ConvProblem, reference
 from cuconv.algorithms import offering
 from cuconv.algorithms.direct import direct
+from cuconv.algorithms.plain_pointwise import plain_pointwise
 from cuconv.algorithms.tf32x3 import tf32x3_shallow
 from cuconv.algorithms.winograd import fp16x3_winograd
 from harness import libcudnn
@@ -113,6 +114,8 @@ def refusing(problem: ConvProblem) -> set[str]:
         names |= {"fp16x3_winograd"}
     if depth > tf32x3_shallow.MAX_DEPTH or (problem.filter_area > 1 and problem.out_w % 4):
         names |= {"tf32x3_shallow"}
+    if problem.filter_area > 1 or problem.c > plain_pointwise.MAX_CHANNELS:
+        names |= {"plain_pointwise"}
     if problem.m > direct.MAX_FILTERS:
         names |= {"direct"}
     return names
