@@ -17,6 +17,7 @@ KIB = 1024
 SYSTEM_SHARED_BYTES = KIB  # shared memory that the driver takes for each resident block
 SHARED_BYTES_UNIT = 128  # the granularity of shared memory allocations
 REGISTERS_PER_SM, THREADS_PER_SM, BLOCKS_PER_SM = 64 * KIB, 2048, 32
+SECTOR_FLOATS = 8  # floats of a sector, which the L2 cache reads and writes at once
 L2_BYTES = 50 * 1024 * KIB  # the L2 cache of an H100; an H200 has 60 MiB
 PORTABLE_CLUSTER_BLOCKS = 8  # the most blocks of a cluster that every GPU with clusters grants
 MAX_CLUSTER_BLOCKS = 16  # the most that a whole H100 or H200 grants a kernel that asks for it

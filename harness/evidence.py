@@ -2,8 +2,8 @@
 
 A step is a command of the harness. Sweeps and whole networks come first, each shared by all GPUs; `--resume` knows what
 they lack. Of the other experiments as many run at once as there are GPUs; those that fill the same folder take turns.
-What times the first call or the host is alone. An experiment that has ended is not run again by equal code on an equal
-machine. What a step prints goes to build/evidence/STEP.log.
+`latency` and `host` time the host, so they are alone. An experiment that has ended is not run again by equal code on an
+equal machine. What a step prints goes to build/evidence/STEP.log.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def rows_of_cases(
     process: Callable[[Any], Hashable] = lambda case: None,
     gpus: Sequence[str] = ("",),
 ) -> Iterator[tuple[Any, str, list[Any]]]:
-    """Each case, the GPU it was measured on and its rows, as they come, measured in processes that may end.
+    """Each case, the GPU that it was measured on, and its rows, as they come; processes that may end measure them.
 
     What ends a process has the rows of `failed`. The case is then measured again without it, in another process. Raises
     GpuLost where no process can begin to measure, the UserError that ends a process, and at the end ResultsError where
@@ -208,9 +208,10 @@ def _shared(
     gpus: Sequence[str],
     processes: _Processes,
 ) -> Iterator[Any]:
-    """What `in_turn` yields of all cases: a thread for each GPU draws the next case when it has time.
+    """The cases and rows of all GPUs, as they come. A thread for each GPU draws the next case when it has time.
 
-    After an error of one, the cases that the others have finished are yielded before it is raised.
+    in_turn: yields those of one GPU. After an error on one, the cases that the others have finished come before it is
+    raised.
     """
     found: Queue[Any] = Queue()  # what to yield, an exception to raise, or None where a GPU has no case any more
     left, lock, end = iter(cases), threading.Lock(), object()
@@ -303,7 +304,7 @@ def _in_turn(
 
 
 def _begun(begin: Callable[[Hashable], Measure], key: Hashable, gpu: str, say: Say) -> Measure:
-    """What measures the cases of a process on a GPU, by its key; nothing is said while it begins."""
+    """The function that measures the cases of a process on a GPU, by its key; nothing is said while it begins."""
     if gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # CUDA reads it when the process first uses it, which is later
     return begin(key)

@@ -127,6 +127,34 @@ def assert_scale_follows_chunks(name: str, problem: ConvProblem, scales: tuple[f
         assert rel_l2_error(out, reference.conv2d(x, weight, pads(problem))) < TOLERANCES[precision]
 
 
+def assert_channels_may_be_of_any_magnitude(
+    algorithm: Algorithm, problem: ConvProblem, scales: tuple[float, ...], step: int = 1
+) -> None:
+    """Check every `step`-th configuration of plain FP32 products on thirds of the channels of different magnitude."""
+    x, weight = operands(problem)
+    factors = torch.tensor(scales, device="cuda", dtype=torch.float32)
+    factors = factors.repeat_interleave(-(-problem.c // 3))[: problem.c]
+    x *= factors[None, :, None, None]
+    weight /= torch.where(factors > 0, factors, 1)[None, :, None, None]
+    truth = reference.conv2d(x, weight, **geometry(problem))
+    for config in configurations(algorithm, problem)[::step]:
+        assert rel_l2_error(run(algorithm, problem, config, x, weight), truth) < TOLERANCES["fp32"], config
+
+
+def assert_nothing_is_written_outside(algorithm: Algorithm, problem: ConvProblem) -> None:
+    """Check configurations, with a bias, on an output in the midst of other memory."""
+    x, weight = operands(problem)
+    bias = bias_for(problem)
+    truth = reference.conv2d(x, weight, bias=bias, **geometry(problem))
+    size = torch.Size(problem.output_shape).numel()
+    for config in configurations(algorithm, problem):
+        memory = torch.full((size + 2048,), 7.0, device="cuda")
+        out = memory[1024 : 1024 + size].view(problem.output_shape)
+        run(algorithm, problem, config, x, weight, out, bias=bias)
+        assert rel_l2_error(out, truth) < TOLERANCES["fp32"], config
+        assert bool((memory[:1024] == 7).all()) and bool((memory[-1024:] == 7).all()), config
+
+
 def assert_operand_may_start_anywhere(name: str, problem: ConvProblem, operand: str) -> None:
     """Check an algorithm with an operand, "input", "weight" or "out", four bytes after an aligned address."""
     x, weight = operands(problem)

@@ -10,6 +10,7 @@ from cuconv.algorithms import ALGORITHMS
 from tests.gpu.configurations import (
     assert_bias_and_relu_keep_nan,
     assert_configurations_take_an_operand_anywhere,
+    assert_nothing_is_written_outside,
     assert_right_and_the_same_every_time,
     assert_right_with_weights_that_are_not_finite,
     configurations,
@@ -89,13 +90,7 @@ def test_configurations_add_the_bias_of_each_filter(problem):
 
 @each_layout
 def test_nothing_is_written_outside_the_output(problem):
-    x, weight = operands(problem)
-    size = torch.Size(problem.output_shape).numel()
-    for config in configurations(ALGORITHMS[NAME], problem):
-        memory = torch.full((size + 2048,), 7.0, device="cuda")
-        out = memory[1024 : 1024 + size].view(problem.output_shape)
-        run(ALGORITHMS[NAME], problem, config, x, weight, out)
-        assert bool((memory[:1024] == 7).all()) and bool((memory[-1024:] == 7).all()), config
+    assert_nothing_is_written_outside(ALGORITHMS[NAME], problem)
 
 
 def test_fp32_stands_in_for_tf32():

@@ -7,17 +7,16 @@ from cuconv import ConvProblem, conv2d, reference
 from cuconv.algorithms import ALGORITHMS
 from tests.gpu.configurations import (
     assert_bias_and_relu_keep_nan,
+    assert_channels_may_be_of_any_magnitude,
     assert_configurations_take_an_operand_anywhere,
+    assert_nothing_is_written_outside,
     assert_right_and_the_same_every_time,
     assert_right_with_weights_that_are_not_finite,
-    configurations,
     each_operand,
     each_scales,
-    run,
 )
 from tests.gpu.problems import (
     TOLERANCE,
-    bias_for,
     geometry,
     operands,
     rel_l2_error,
@@ -68,14 +67,7 @@ def test_weights_that_are_not_finite(problem):
 @each_scales
 def test_channels_of_any_magnitude(problem, scales):
     """Plain FP32 products, so that very small and very large channels are as accurate as others."""
-    x, weight = operands(problem)
-    factors = torch.tensor(scales, device="cuda", dtype=torch.float32)
-    factors = factors.repeat_interleave(-(-problem.c // 3))[: problem.c]
-    x *= factors[None, :, None, None]
-    weight /= torch.where(factors > 0, factors, 1)[None, :, None, None]
-    truth = reference.conv2d(x, weight, **geometry(problem))
-    for config in configurations(ALGORITHMS[NAME], problem)[::3]:
-        assert rel_l2_error(run(ALGORITHMS[NAME], problem, config, x, weight), truth) < TOLERANCE, config
+    assert_channels_may_be_of_any_magnitude(ALGORITHMS[NAME], problem, scales, step=3)
 
 
 @each_layout
@@ -92,16 +84,7 @@ def test_bias_and_relu_follow_the_sum_and_keep_nan(problem, value):
 
 @each_layout
 def test_nothing_is_written_outside_the_output(problem):
-    x, weight = operands(problem)
-    bias = bias_for(problem)
-    truth = reference.conv2d(x, weight, bias=bias, **geometry(problem))
-    size = torch.Size(problem.output_shape).numel()
-    for config in configurations(ALGORITHMS[NAME], problem):
-        memory = torch.full((size + 2048,), 7.0, device="cuda")
-        out = memory[1024 : 1024 + size].view(problem.output_shape)
-        run(ALGORITHMS[NAME], problem, config, x, weight, out, bias=bias)
-        assert rel_l2_error(out, truth) < TOLERANCE, config
-        assert bool((memory[:1024] == 7).all()) and bool((memory[-1024:] == 7).all()), config
+    assert_nothing_is_written_outside(ALGORITHMS[NAME], problem)
 
 
 def test_fp32_stands_in_for_tf32():

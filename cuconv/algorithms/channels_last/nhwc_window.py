@@ -102,11 +102,11 @@ class NhwcWindow(MultipliesWindows[Costs], PadsChannels[Config, Costs]):
         return padded(problem, _octets(problem)) if problem.c % VECTOR_CHANNELS else None
 
     def fitting(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
-        """Those of the padded problem, where channels are padded. The checks before saw the problem as it was given."""
+        """The configurations, of the padded problem where channels are padded: the checks so far saw the one given."""
         return PadsChannels.candidates(self, problem, device)
 
     def configurations(self, problem: ConvProblem, device: DeviceSpec) -> list[Config]:
-        """Those of the main kernel; raises UnsupportedProblem where padding has made sizes too large."""
+        """The main kernel's configurations; raises UnsupportedProblem where padding has made sizes too large."""
         self.check(problem)
         return MultipliesWindows.fitting(self, problem, device)
 

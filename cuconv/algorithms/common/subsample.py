@@ -14,11 +14,11 @@ from cuconv.algorithms.common.implicit_gemm import is_pointwise, is_strided
 from cuconv.core.elementwise import Number
 from cuconv.core.launch import INPUT, WORKSPACE, Launch
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, ceil_div
+from cuconv.device import SECTOR_FLOATS
 
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS, ELEMENTS = 256, 4  # a block's threads, and the elements that each copies
 ALIGNMENT = 128  # bytes; of the copy in the workspace
-SECTOR_FLOATS = 8  # device memory is read in sectors of 32 bytes
 # Microseconds of the launch, and for 2**20 bytes that it moves, on an H200.
 LAUNCH_US, US_PER_MIB = 1.8, 0.3
 

@@ -46,7 +46,7 @@ from cuconv.algorithms.fp16x3.flattened import (
 from cuconv.core.costs import constant
 from cuconv.core.launch import WORKSPACE, Launch
 from cuconv.core.problem import FLOAT_BYTES, FP32, ConvProblem, UnsupportedProblem
-from cuconv.device import DeviceSpec
+from cuconv.device import SECTOR_FLOATS, DeviceSpec
 
 SOURCE = Path(__file__).with_suffix(".cu")
 
@@ -58,7 +58,6 @@ FILTERS_STEP, POSITIONS_STEP = 8, 128  # steps of the sizes of narrow tiles
 MAX_FILTERS, MAX_POSITIONS, MAX_SUMS = 128, 512, 128 * 128  # a tile has no more; the registers hold no more sums
 STAGING_BYTES = CONSUMERS * 4 * 16 * 40 * FLOAT_BYTES  # 4 warps, 16 filters, 32 positions and a pad
 NARROW_STAGING_BYTES = CONSUMERS * 32 * 68 * FLOAT_BYTES  # 32 filters, 64 positions and a pad
-SECTOR_FLOATS = 8  # floats in a sector of the L2 cache
 FLAG_BYTES = CONSUMERS * 4  # a block's flags
 MAX_SIDE_BY_SIDE = 32 * 256  # sums of a narrow tile in FP32 whose weights have their parts side by side
 # Bounds of the static shared memory.

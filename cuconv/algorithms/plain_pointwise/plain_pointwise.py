@@ -19,7 +19,7 @@ from cuconv.core.costs import constant
 from cuconv.core.elementwise import norm
 from cuconv.core.launch import BIAS, INPUT, OUTPUT, WEIGHT, Address, Launch
 from cuconv.core.problem import FLOAT_BYTES, ConvProblem, UnsupportedProblem, ceil_div
-from cuconv.device import DeviceSpec
+from cuconv.device import SECTOR_FLOATS, DeviceSpec
 
 # The channels and positions that the registers of a thread hold.
 INPUTS = ((8, 2), (8, 4), (16, 2), (16, 4), (24, 2), (24, 4), (32, 2), (48, 2), (64, 2))
@@ -29,8 +29,7 @@ WARPS = 4  # of a block
 FILTER_WARPS = (1, 2, 4)  # warps of a block that share its positions
 LANES = 32
 PADDING_FLOATS = 4  # behind a row of weights in shared memory
-SECTOR_FLOATS = 8  # that memory writes at once
-MAX_POSITIONS = MAX_INDEX - WARPS * LANES * 4  # with those of the last tile that do not exist
+MAX_POSITIONS = MAX_INDEX - WARPS * LANES * max(positions for _, positions in INPUTS)  # the last tile may be partial
 
 
 @dataclass(frozen=True, slots=True)
