@@ -40,6 +40,7 @@ class Costs:
     latency: float = constant("a block's latency to load its inputs and weights")
     chain: float = constant("a thread's latency of 2**8 multiply-adds")
     multiply: float = constant("an SM's time for 2**16 multiply-adds")
+    read: float = constant("an SM's time for 2**16 weights that threads read from shared memory")
     copy: float = constant("an SM's time for 2**10 copies of a warp to shared memory")
     memory: float = constant("2**20 bytes of operands through device memory")
     scattered: float = constant("added for 2**20 bytes of output in planes that begin within a sector of memory")
@@ -117,8 +118,9 @@ class PlainPointwise(Algorithm[PlainPointwiseConfig, Costs]):
     ) -> float:
         """The device time in microseconds, by the cost model with the given constants.
 
-        Three times overlap, so that their norm counts: the latency of a block, in as many waves as an SM needs for its
-        blocks; the instructions that the SM issues; and device memory with the L2 cache.
+        Four times overlap, so that their norm counts: the latency of a block, in as many waves as an SM needs for its
+        blocks; the SM's multiply-adds; its shared memory, from which all lanes of a warp get their own copy of a
+        weight; and device memory with the L2 cache.
         """
         p, c = problem, config
         products = c.channels * FILTERS * c.filter_groups * c.positions  # a thread's
@@ -126,11 +128,13 @@ class PlainPointwise(Algorithm[PlainPointwiseConfig, Costs]):
         blocks = ceil_div(c.blocks, device.sm_count)  # an SM's
         resident = device.resident_blocks(c.threads, _registers(c), c.shared_bytes)
         latency_us = ceil_div(blocks, resident) * (costs.latency + costs.chain * products / 2**8)
-        issue_us = blocks * (costs.multiply * c.threads * products / 2**16 + costs.copy * weights / LANES / 2**10)
+        multiply_us = blocks * costs.multiply * c.threads * products / 2**16
+        reads = c.threads * products / c.positions
+        shared_us = blocks * (costs.read * reads / 2**16 + costs.copy * weights / LANES / 2**10)
         fetched = c.blocks * (p.c * c.block_positions + weights)
         scattered_us = costs.scattered * p.n * p.m * p.out_pixels * (p.out_pixels % SECTOR_FLOATS > 0)
         moved_us = (costs.memory * p.min_bytes + FLOAT_BYTES * (scattered_us + costs.cache * fetched)) / 2**20
-        us: float = costs.start + norm(latency_us, issue_us, moved_us)
+        us: float = costs.start + norm(latency_us, multiply_us, shared_us, moved_us)
         return us
 
     def least_us(self, problem: ConvProblem, device: DeviceSpec, prepared: bool) -> float:

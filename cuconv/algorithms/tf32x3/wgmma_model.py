@@ -62,6 +62,7 @@ class Costs(GridCosts):
     work_filters: float = constant("added work for each 64 filters")
     work_unpaired: float = constant("added work where pixels are not loaded in pairs")
     work_unaligned: float = constant("added work for each 64 filters where rows of weights are not aligned")
+    write_unpaired: float = constant("an SM's time, in addition, to write 2**12 outputs that are not stored in pairs")
     warpgroup_sums: float = constant("an SM's time to add 2**12 sums of another warpgroup of the block")
 
 
@@ -327,7 +328,7 @@ def _layer_times(layer: _Layer, tile: Tile, split_k: Number, device: DeviceSpec,
         start=costs.block + costs.cluster * (split_k > 1),
         latency=iterations * _latency_us(layer, tile, costs),
         work=iterations * _work_us(layer, tile, costs),
-        epilogue=_epilogue_us(tile, split_k, costs),
+        epilogue=_epilogue_us(layer, tile, split_k, costs),
         traffic=costs.traffic * stages * STAGE_DEPTH * (tile.filters + tile.pixels) / 2**11 / device.sm_count,
         registers=tile.threads * tile.registers(split_k, layer.products, layer.general),
     )
@@ -382,11 +383,12 @@ def _work_us(layer: _Layer, tile: Tile, costs: Costs) -> Number:
     return work_us + unaligned * costs.work_unaligned * filters * tile.warpgroup_split_k
 
 
-def _epilogue_us(tile: Tile, split_k: Number, costs: Costs) -> Number:
+def _epilogue_us(layer: _Layer, tile: Tile, split_k: Number, costs: Costs) -> Number:
     """The time of an SM's throughput to add up and write a block's share of a tile, in microseconds.
 
     Of the split_k parts of a block's sums one is its own, and the others are exchanged.
     """
     outputs, shared_outputs = tile.filters * tile.pixels, shared_filters(tile.filters, split_k) * tile.pixels
-    write_us = (costs.write + costs.exchange * (split_k - 1)) * shared_outputs / split_k / 2**12
+    unpaired_us = 0.0 if layer.paired else costs.write_unpaired
+    write_us = (costs.write + unpaired_us + costs.exchange * (split_k - 1)) * shared_outputs / split_k / 2**12
     return write_us + costs.warpgroup_sums * (tile.warpgroup_split_k - 1) * outputs / 2**12
