@@ -6,7 +6,6 @@ from cuconv.core.problem import ConvProblem
 from harness import compare, run
 from harness.cases.catalogue import load_sweep
 from harness.report import page
-from harness.report.accurate import is_fp32_accurate
 from harness.report.choice import algorithm_table
 from harness.report.figures import draw
 from harness.report.speedups import grid_table, summary_table
@@ -102,14 +101,6 @@ def test_a_rival_of_one_filter_is_none_of_the_other(tmp_path):
             for size in (ROW, COLUMN)]  # fmt: skip
     marked, _ = left_out(measured(tmp_path, [*rows, row("fft", 4.0, **COLUMN, **over)]))
     assert marked.tolist() == [False, True]
-
-
-def test_winograd_allows_its_error_with_3x3_filters_alone(tmp_path):
-    rows = [
-        row(name, provider="cudnn", error=error, k=3, kw=kw)
-        for kw in (3, 1) for name, error in (("implicit_gemm", 1e-7), ("winograd_nonfused", 9e-7), ("fft", 9e-7))
-    ]  # fmt: skip
-    assert is_fp32_accurate(measured(tmp_path, rows).frame).tolist() == [True, True, True, True, False, False]
 
 
 def test_two_measurements_are_compared_filter_by_filter(tmp_path, capsys):

@@ -12,16 +12,15 @@ def engine(us, error, **options):
     return rival("eng71", us, error, "cudnn_engine", **options)
 
 
-def test_an_algorithm_may_have_twice_the_error_of_a_plain_sum_and_that_of_winograd_with_3x3_filters(tmp_path):
+def test_an_algorithm_may_have_twice_the_error_of_a_plain_sum(tmp_path):
     rows = [
         rival("implicit_gemm", 20.0, 1e-7), engine(10.0, 2e-7),
         rival("implicit_gemm", 20.0, 1e-7, batch=8), engine(10.0, 2.1e-7, batch=8),
-        rival("implicit_gemm", 20.0, 1e-7, k=3), rival("winograd_nonfused", 9.0, 9e-7, k=3), engine(8.0, 9e-7, k=3),
-        rival("implicit_gemm", 20.0, 1e-7, k=5), rival("winograd_nonfused", 9.0, 9e-7, k=5),
+        rival("implicit_gemm", 20.0, 1e-7, k=3), rival("winograd_nonfused", 9.0, 9e-7, k=3),
         rival("fft", 20.0, 9e-7, batch=16),
     ]  # fmt: skip
     accurate = is_fp32_accurate(measured(tmp_path, rows).frame)
-    assert accurate.tolist() == [True, True, True, False, True, True, True, True, False, True]
+    assert accurate.tolist() == [True, True, True, False, True, False, True]
 
 
 def test_the_sentence_compares_with_the_fastest_accurate_rival(tmp_path):
