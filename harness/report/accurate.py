@@ -1,6 +1,6 @@
 """cuConv compared with the fastest cuDNN of FP32 accuracy.
 
-Rivals are held to the rule for cuConv's own algorithms (docs/accuracy.md), by the error of a row and not of each image.
+Rivals are held to the first requirement of docs/accuracy.md, by the error of a row and not of each image.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLAIN = "implicit_gemm"  # cuDNN's algorithm that the rule is measured by
 def is_fp32_accurate(rows: pd.DataFrame) -> pd.Series:
     """Whether each row's relative L2 error is that of FP32; True on cases where implicit_gemm was not measured.
 
-    The error may be twice that of cuDNN's implicit_gemm on the same data, whose rows must be among them.
+    The limit is twice the error of cuDNN's implicit_gemm on the same case. rows: implicit_gemm's must be among them.
     """
     plain = rows[(rows.provider == "cudnn") & (rows.algorithm == PLAIN)].set_index(CASE).rel_l2_error.rename("plain")
     return rows.rel_l2_error <= (TIMES_PLAIN * rows.join(plain, on=CASE).plain).fillna(np.inf)

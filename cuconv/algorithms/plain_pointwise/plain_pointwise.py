@@ -119,8 +119,8 @@ class PlainPointwise(Algorithm[PlainPointwiseConfig, Costs]):
         """The device time in microseconds, by the cost model with the given constants.
 
         Four times overlap, so that their norm counts: the latency of a block, in as many waves as an SM needs for its
-        blocks; the SM's multiply-adds; its shared memory, from which all lanes of a warp get their own copy of a
-        weight; and device memory with the L2 cache.
+        blocks; the SM's multiply-adds; reads of weights from its shared memory, and copies to it; and device memory
+        with the L2 cache.
         """
         p, c = problem, config
         products = c.channels * FILTERS * c.filter_groups * c.positions  # a thread's
