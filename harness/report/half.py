@@ -11,6 +11,7 @@ from harness.precision import FP16, TF32
 from harness.report import floor
 from harness.report.speedups import grid_table
 from harness.store.markdown import of, times
+from harness.store.times import COLD
 from harness.sweep.comparisons import (
     CASE,
     Results,
@@ -64,7 +65,8 @@ def in_channels_last(results: Results, precision: str) -> str:
     cuConv's tensors are channels last, in TF32 too; rivals may have either order.
 
     The table has a cell for each batch and filter size: geometric mean of the speedups, and cases won of all. Where
-    the floors of the cases are known, two columns have the share of them that ours and the fastest rival reach.
+    the floors of the cases are known, two columns have the share of them that ours and the fastest rival reach. Cold
+    times have the sentence alone: their table would be about that of separated times.
     """
     results, rows = in_one_precision(results, precision)
     rows = rows.dropna(subset="speedup")
@@ -79,6 +81,8 @@ def in_channels_last(results: Results, precision: str) -> str:
         f"Measured so far: {of(total.of, len(results.frame.drop_duplicates(CASE)))} cases of the sweep, on "
         f"{provenance(results, timed(results.frame, precision))}."
     )
+    if results.time == COLD:
+        return sentence
     shares = floor.columns(results, rows, precision)
     sentences = " ".join([sentence, floor.explained(results.device, precision)] if shares else [sentence])
     return f"{sentences}\n\n{grid_table(rows, shares)}"
