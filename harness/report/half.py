@@ -59,8 +59,10 @@ def in_one_precision(results: Results, precision: str) -> tuple[Results, pd.Data
     return results, rows.dropna(subset=["mean_us", "rival_us"], how="all")
 
 
-def in_channels_last(results: Results, precision: str) -> str:
+def in_channels_last(results: Results, precision: str, follows: bool = False) -> str:
     """Sentences and a table: cuConv against its rivals, all in one precision; empty where there is no pair.
+
+    follows: whether those of another kind of time stand above, so that the sentence need not repeat who and where.
 
     cuConv's tensors are channels last, in TF32 too; rivals may have either order.
 
@@ -74,13 +76,18 @@ def in_channels_last(results: Results, precision: str) -> str:
         return ""
     total, name = summarise(rows), precision.upper()
     who = _rival_labels(results, precision)
+    found = (
+        f"geometric mean {times(total.geometric)}, faster on {of(total.wins, total.of)} cases, least "
+        f"{times(float(rows.speedup.min()))}."
+    )
     sentence = (
         f"{results.shown(results.subject)} in {name}, channels last, over the fastest of {who} in {name}, NCHW or "
-        f"channels last, {results.time}, on {results.device}: geometric mean {times(total.geometric)}, faster on "
-        f"{of(total.wins, total.of)} cases, least {times(float(rows.speedup.min()))}. "
+        f"channels last, {results.time}, on {results.device}: {found} "
         f"Measured so far: {of(total.of, len(results.frame.drop_duplicates(CASE)))} cases of the sweep, on "
         f"{provenance(results, timed(results.frame, precision))}."
     )
+    if follows:
+        sentence = f"The same {results.time}, in {name}: {found}"
     if results.time == COLD:
         return sentence
     shares = floor.columns(results, rows, precision)

@@ -205,12 +205,14 @@ def _random(results: Results, plots: str) -> str:
 
 def _channels_last(found: Sequence[Results]) -> str:
     """cuConv in channels last against cuDNN in each precision, by every kind of time, where it was measured."""
-    tables = [
-        _beside(results, table, (precision,), (precision,))
-        for results in found
-        for precision in (*HALVES, TF32)
-        if (table := "\n\n".join(filter(None, (in_channels_last(results.at(time), precision) for time in TIMES))))
-    ]
+    tables = []
+    for results in found:
+        for precision in (*HALVES, TF32):
+            parts: list[str] = []
+            for time in TIMES:
+                parts += filter(None, [in_channels_last(results.at(time), precision, follows=bool(parts))])
+            if parts:
+                tables.append(_beside(results, "\n\n".join(parts), (precision,), (precision,)))
     return "\n\n".join(tables) or "Not measured: 'python -m harness.run --precision fp16' measures it on a GPU."
 
 
