@@ -17,7 +17,7 @@ from cuconv.runtime.arrays import CupyArrays, TorchArrays, library_of
 
 
 def algorithms() -> tuple[str, ...]:
-    """The names that conv2d takes as `algorithm`, besides "auto"."""
+    """The names of the algorithms, which conv2d takes as `algorithm`, besides "auto", "ready" and "batch_invariant"."""
     return tuple(ALGORITHMS)
 
 

@@ -61,7 +61,7 @@ class Conv2d(_InAPrecision, nn.Conv2d):
 
 
 class Linear(_InAPrecision, nn.Linear):
-    """torch.nn.Linear, for inputs of at most MAX_ROWS rows computed as a 1x1 convolution of images of one pixel."""
+    """torch.nn.Linear, for inputs of at most 32 rows computed as a 1x1 convolution of images of one pixel."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., M) for an input (..., K)."""
