@@ -11,7 +11,7 @@ from harness.precision import FP16, TF32
 from harness.report import floor
 from harness.report.speedups import grid_table
 from harness.store.markdown import of, times
-from harness.store.times import COLD
+from harness.store.times import COLD, SEPARATED
 from harness.sweep.comparisons import (
     CASE,
     Results,
@@ -59,40 +59,51 @@ def in_one_precision(results: Results, precision: str) -> tuple[Results, pd.Data
     return results, rows.dropna(subset=["mean_us", "rival_us"], how="all")
 
 
-def in_channels_last(results: Results, precision: str, follows: bool = False) -> str:
+def in_channels_last(results: Results, precision: str) -> str:
     """Sentences and a table: cuConv against its rivals, all in one precision; empty where there is no pair.
-
-    follows: whether those of another kind of time stand above, so that the sentence need not repeat who and where.
 
     cuConv's tensors are channels last, in TF32 too; rivals may have either order.
 
     The table has a cell for each batch and filter size: geometric mean of the speedups, and cases won of all. Where
-    the floors of the cases are known, two columns have the share of them that ours and the fastest rival reach. Cold
-    times have the sentence alone: their table would be about that of separated times.
+    the floors of the cases are known, two columns have the share of them that ours and the fastest rival reach.
     """
     results, rows = in_one_precision(results, precision)
     rows = rows.dropna(subset="speedup")
     if rows.empty:
         return ""
-    total, name = summarise(rows), precision.upper()
-    who = _rival_labels(results, precision)
-    found = (
-        f"geometric mean {times(total.geometric)}, faster on {of(total.wins, total.of)} cases, least "
-        f"{times(float(rows.speedup.min()))}."
-    )
+    name, who = precision.upper(), _rival_labels(results, precision)
     sentence = (
         f"{results.shown(results.subject)} in {name}, channels last, over the fastest of {who} in {name}, NCHW or "
-        f"channels last, {results.time}, on {results.device}: {found} "
-        f"Measured so far: {of(total.of, len(results.frame.drop_duplicates(CASE)))} cases of the sweep, on "
+        f"channels last, {results.time}, on {results.device}: {_won(rows)} "
+        f"Measured so far: {of(len(rows), len(results.frame.drop_duplicates(CASE)))} cases of the sweep, on "
         f"{provenance(results, timed(results.frame, precision))}."
     )
-    if follows:
-        sentence = f"The same {results.time}, in {name}: {found}"
-    if results.time == COLD:
-        return sentence
     shares = floor.columns(results, rows, precision)
     sentences = " ".join([sentence, floor.explained(results.device, precision)] if shares else [sentence])
     return f"{sentences}\n\n{grid_table(rows, shares)}"
+
+
+def at_other_times(results: Results, precision: str) -> str:
+    """What `in_channels_last` tells of hot times, of separated ones with a table, and of cold ones in a sentence.
+
+    A table of cold times would be nearly that of separated ones. results: with hot times.
+    """
+    parts = []
+    for time in (SEPARATED, COLD):
+        rows = in_one_precision(results.at(time), precision)[1].dropna(subset="speedup")
+        if not rows.empty:
+            parts.append(f"{time.capitalize()}, in {precision.upper()}: {_won(rows)}")
+            parts += [grid_table(rows)] if time == SEPARATED else []
+    return "\n\n".join(parts)
+
+
+def _won(rows: pd.DataFrame) -> str:
+    """The speedups of rows of `compare` in words."""
+    total = summarise(rows)
+    return (
+        f"geometric mean {times(total.geometric)}, faster on {of(total.wins, total.of)} cases, least "
+        f"{times(float(rows.speedup.min()))}."
+    )
 
 
 def half_table(results: Results) -> str:

@@ -43,7 +43,7 @@ from harness.report.devices import devices_table, reference
 from harness.report.drawn import RANDOM, drawn_table, speedups
 from harness.report.figure_index import figures_table
 from harness.report.front import front_table
-from harness.report.half import half_table, in_channels_last
+from harness.report.half import at_other_times, half_table, in_channels_last
 from harness.report.memory_bound import depthwise_table, memory_bound_table
 from harness.report.options import add_results
 from harness.report.paper import paper_table
@@ -59,7 +59,7 @@ from harness.report.speedups import (
 )
 from harness.report.unlimited import unlimited_sentences
 from harness.store.files import read_regular, write_whole
-from harness.store.times import NOTES, TIMES
+from harness.store.times import NOTES
 from harness.sweep.comparisons import Results, find_results, full_precision
 from harness.sweep.provenance import mixture, mixture_with_rivals, provenance
 
@@ -205,14 +205,12 @@ def _random(results: Results, plots: str) -> str:
 
 def _channels_last(found: Sequence[Results]) -> str:
     """cuConv in channels last against cuDNN in each precision, by every kind of time, where it was measured."""
-    tables = []
-    for results in found:
-        for precision in (*HALVES, TF32):
-            parts: list[str] = []
-            for time in TIMES:
-                parts += filter(None, [in_channels_last(results.at(time), precision, follows=bool(parts))])
-            if parts:
-                tables.append(_beside(results, "\n\n".join(parts), (precision,), (precision,)))
+    tables = [
+        _beside(results, f"{table}\n\n{at_other_times(results, precision)}".rstrip(), (precision,), (precision,))
+        for results in found
+        for precision in (*HALVES, TF32)
+        if (table := in_channels_last(results, precision))
+    ]
     return "\n\n".join(tables) or "Not measured: 'python -m harness.run --precision fp16' measures it on a GPU."
 
 

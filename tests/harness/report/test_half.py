@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.report.half import compare_with_half, half_table
+from harness.report.half import at_other_times, compare_with_half, half_table, in_channels_last
 from harness.report.tables import report
 from tests.harness.report.helpers import cells
 from tests.helpers import measured, row
@@ -48,3 +48,25 @@ def test_half_precision_wins_no_comparison_in_fp32(tmp_path):
 def test_without_rows_the_command_is_told(tmp_path, rows, command):
     results = measured(tmp_path, rows)
     assert command in half_table(results) and "FP16" not in report(results)
+
+
+# Separated 15 / 12 = 1.25, cold 18 / 20 = 0.9.
+TIMED = [
+    row("auto", 10.0, separated=12.0, cold=20.0, **HALF),
+    row("default_nhwc", 15.0, provider="torch", separated=15.0, cold=18.0, **HALF),
+]
+
+
+def test_a_page_has_a_table_of_separated_times_and_a_sentence_of_cold_ones(tmp_path):
+    separated, table, cold = at_other_times(measured(tmp_path, TIMED), "fp16").split("\n\n")
+    assert "1.25x, faster on 1 of 1 cases" in separated and cells(table)["1"] == ["1.25x, 1/1"]
+    assert "0.90x, faster on 0 of 1 cases" in cold
+
+
+def test_cold_times_that_are_asked_for_have_a_table(tmp_path):
+    text = in_channels_last(measured(tmp_path, TIMED).at("cold"), "fp16")
+    assert cells(text)["1"] == ["0.90x, 0/1"]
+
+
+def test_without_other_times_nothing_is_told_of_them(tmp_path):
+    assert at_other_times(measured(tmp_path, ROWS), "fp16") == ""
