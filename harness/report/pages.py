@@ -57,6 +57,7 @@ from harness.report.speedups import (
     with_tf32,
     worst_table,
 )
+from harness.report.sweeps import sweeps_table
 from harness.report.unlimited import unlimited_sentences
 from harness.store.files import read_regular, write_whole
 from harness.store.times import NOTES
@@ -234,6 +235,7 @@ OF_EVERY_GPU: dict[str, Callable[[Sequence[Results]], str]] = {
 TABLES: dict[str, Callable[..., str]] = {
     "headline": lambda results, plots: _headline(results),
     "standing": _standing,
+    "sweeps": lambda results, plots: sweeps_table(results),
     "sweep": _sweep,
     "sweep_in_half": _sweep_in_half,
     "algorithm": lambda results, plots, *which: _algorithm(results, *which),
