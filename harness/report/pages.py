@@ -66,6 +66,7 @@ from harness.sweep.provenance import mixture, mixture_with_rivals, provenance
 
 SWEEP = "paper"
 SWEEPS = ("strided", "grouped", "fully_connected", "unseen")  # the other sweeps of a page
+FUSED = ("bias_relu", "bias_add_relu")  # sweeps with an epilogue
 END = "<!-- table:end -->"
 BEGIN = re.compile(r"^<!-- table:(?!end )(\S+)((?: \S+)*) -->$", re.MULTILINE)
 
@@ -268,8 +269,8 @@ TABLES: dict[str, Callable[..., str]] = {
 ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "algorithm": (tuple(algorithm_names()), SWEEPS),
     "counters": (tuple(algorithm_names()),),
-    "sweep": (SWEEPS,),
-    "sweep_in_half": (SWEEPS,),
+    "sweep": ((*SWEEPS, *FUSED),),
+    "sweep_in_half": ((*SWEEPS, *FUSED),),
 }
 
 
