@@ -29,6 +29,7 @@ from harness.sweep.comparisons import Results, compare, compare_with_tf32, geome
 from harness.sweep.provenance import are_of_one_measurement, last_day, model, provenance
 
 BATCHES = (1, 8, 32)
+FUSED_SWEEP = "bias_relu"  # the sweep of FUSED: the paper's layers with an epilogue, at BATCHES
 MIXED = "\\*"
 ENOUGH = 0.9  # the share of the most cases that a GPU has of a comparison, to be shown
 
@@ -139,6 +140,10 @@ LAYERS = (
     _layers(FP32, "best cuDNN in FP16", compare_with_half, (FP16,)),
     _layers(FP16, "best cuDNN in FP16", _alike(FP16), (FP16,)),
 )
+FUSED = (
+    _layers(FP32, "best cuDNN in FP32, bias and ReLU in both calls", Results.of_subject),
+    _layers(FP16, "best cuDNN in FP16, bias and ReLU in both calls", _alike(FP16), (FP16,)),
+)
 
 
 def front_table(found: Sequence[Results]) -> str:
@@ -151,7 +156,12 @@ def front_table(found: Sequence[Results]) -> str:
     """
     devices = sorted(found[0].folder.parents[1].glob("*/"))
     networks = [whole for device in devices if (whole := paper_results(device))]
-    lines = [*_lines("whole networks", NETWORKS, networks), *_lines("single layers", LAYERS, found)]
+    fused = [sweep for results in found if (sweep := results.beside(FUSED_SWEEP))]
+    lines = [
+        *_lines("whole networks", NETWORKS, networks),
+        *_lines("single layers", LAYERS, found),
+        *_lines("single layers", FUSED, fused),
+    ]
     if not lines:
         return NONE
     columns: list[Column] = [

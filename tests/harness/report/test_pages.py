@@ -76,6 +76,12 @@ def test_the_front_has_a_line_for_each_comparison_by_batch(page):
     assert line_of(text, "cuDNN in FP16")[4:] == ["2.00x", "0.50x", "0.50x", "0.79x", "1 of 3"]
 
 
+def test_the_front_has_a_line_of_layers_with_an_epilogue(page):
+    rows = [row("auto", 10.0, batch=8), row("benchmark", 40.0, provider="torch", batch=8)]
+    write(page.parent.parent / "results", rows, sweep="bias_relu")
+    assert line_of(filled(page, "front"), "ReLU")[4:] == ["-", "4.00x", "-", "4.00x", "1 of 1"]
+
+
 def test_a_comparison_of_the_front_is_of_the_first_gpu_that_has_it(page):
     networks(page, "a-gpu", network_time(30.0, contender="torch"), network_time(10.0))
     networks(page, GPU, network_time(20.0, contender="torch"), network_time(10.0))
