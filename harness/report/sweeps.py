@@ -33,7 +33,7 @@ def sweeps_table(results: Results) -> str:
                 cells = [_cell(each, least=NEARLY_ALL * len(hot)) for each in (hot, *others)]
                 lines.append([name, precision.upper(), *cells, times(float(hot.speedup.min()))])
                 measured.setdefault(provenance(sweep, rows), {}).setdefault(name, []).append(precision.upper())
-    table = markdown(["sweep", "precision", *TIMES, "least, hot"], lines, left=(0, 1))
+    table = markdown(["sweep", "precision", *TIMES, "least speedup, hot"], lines, left=(0, 1))
     return "\n\n".join([table, *(f"{where}: {_named(names)}." for where, names in measured.items())])
 
 
