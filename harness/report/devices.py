@@ -8,9 +8,10 @@ import pandas as pd
 
 from harness.experiments.networks.rows import NETWORKS as NETWORKS_TABLE
 from harness.experiments.networks.table import TORCH, beside, paper_results
+from harness.report.speedups import mean_and_wins
 from harness.store.markdown import NONE, markdown, times
 from harness.store.times import TIMES
-from harness.sweep.comparisons import Results, full_precision, geometric_mean, summarise, sweeps_of
+from harness.sweep.comparisons import Results, full_precision, geometric_mean, sweeps_of
 from harness.sweep.provenance import model, provenance
 
 NETWORKS = NETWORKS_TABLE.folder
@@ -66,6 +67,5 @@ def _where(versions: str, sweeps: Sequence[str]) -> str:
 
 def _speedups(results: Results) -> list[str]:
     """The cells of a sweep, one for each of TIMES."""
-    totals = {one.time: summarise(one.of_subject()) for one in results.every_time}
-    measured = [totals.get(time) for time in TIMES]
-    return [f"{times(total.geometric)}, {total.wins}/{total.of}" if total else NONE for total in measured]
+    cells = {one.time: mean_and_wins(one.of_subject()) for one in results.every_time}
+    return [cells.get(time, NONE) for time in TIMES]

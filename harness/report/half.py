@@ -84,7 +84,7 @@ def in_channels_last(results: Results, precision: str) -> str:
 
 
 def at_other_times(results: Results, precision: str) -> str:
-    """What `in_channels_last` tells of hot times, of separated ones with a table, and of cold ones in a sentence.
+    """Separated times in a sentence and a table, as `in_channels_last` tells hot ones, and cold times in a sentence.
 
     A table of cold times would be nearly that of separated ones. results: with hot times.
     """

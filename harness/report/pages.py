@@ -42,7 +42,7 @@ from harness.report.choice import algorithm_names, algorithm_table, choice_table
 from harness.report.devices import devices_table, reference
 from harness.report.drawn import RANDOM, drawn_table, speedups
 from harness.report.figure_index import figures_table
-from harness.report.front import front_table
+from harness.report.front import FUSED_SWEEP, front_table
 from harness.report.half import at_other_times, half_table, in_channels_last
 from harness.report.memory_bound import depthwise_table, memory_bound_table
 from harness.report.options import add_results
@@ -66,7 +66,7 @@ from harness.sweep.provenance import mixture, mixture_with_rivals, provenance
 
 SWEEP = "paper"
 SWEEPS = ("strided", "grouped", "fully_connected", "unseen")  # the other sweeps of a page
-FUSED = ("bias_relu", "bias_add_relu")  # sweeps with an epilogue
+WITH_EPILOGUE = (FUSED_SWEEP, "bias_add_relu")
 END = "<!-- table:end -->"
 BEGIN = re.compile(r"^<!-- table:(?!end )(\S+)((?: \S+)*) -->$", re.MULTILINE)
 
@@ -269,8 +269,8 @@ TABLES: dict[str, Callable[..., str]] = {
 ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "algorithm": (tuple(algorithm_names()), SWEEPS),
     "counters": (tuple(algorithm_names()),),
-    "sweep": ((*SWEEPS, *FUSED),),
-    "sweep_in_half": ((*SWEEPS, *FUSED),),
+    "sweep": ((*SWEEPS, *WITH_EPILOGUE),),
+    "sweep_in_half": (SWEEPS,),
 }
 
 

@@ -116,11 +116,11 @@ def grid_table(rows: pd.DataFrame, more: Sequence[Column] = ()) -> str:
     more: columns that follow.
     """
     groups = [*((str(batch), members) for batch, members in grouped(rows, "batch")), (ALL, rows)]
-    return tabulate("batch", groups, [*by_filter(rows, _cell), *more])
+    return tabulate("batch", groups, [*by_filter(rows, mean_and_wins), *more])
 
 
-def _cell(rows: pd.DataFrame) -> str:
-    """Geometric mean of the speedups, and cases won/all cases."""
+def mean_and_wins(rows: pd.DataFrame) -> str:
+    """Geometric mean of the speedups of rows of `compare`, and cases won/all cases: "2.24x, 602/602"."""
     s = summarise(rows)
     return f"{times(s.geometric)}, {s.wins}/{s.of}" if s.of else NONE
 
@@ -149,7 +149,7 @@ def _headline_of_times(every_time: Sequence[Results]) -> str:
     columns = [(one, one.of_subject()) for one in every_time]
     body = []
     for batch, members in by_batch(hot.of_subject()):
-        body.append([batch, *(_cell(rows[rows.batch.isin(members.batch)]) for _, rows in columns)])
+        body.append([batch, *(mean_and_wins(rows[rows.batch.isin(members.batch)]) for _, rows in columns)])
     return markdown(["batch", *(f"{hot.shown(hot.subject)}, {one.time}" for one, _ in columns)], body)
 
 
@@ -209,7 +209,7 @@ def _channels_last(results: Results) -> list[str]:
     won = of(sum(gains > 1), len(both))
     frame = results.frame
     on_nchw = replace(results, frame=frame[~frame.algorithm.str.endswith(registry.NHWC)])
-    cells = [f"{ours.upper()} has {_cell(compare_with_tf32(on_nchw, ours))}" for ours in PRECISIONS]
+    cells = [f"{ours.upper()} has {mean_and_wins(compare_with_tf32(on_nchw, ours))}" for ours in PRECISIONS]
     return [
         f"In TF32 the fastest rival gains {times(geometric_mean(gains))} from channels last, faster on {won} cases; no "
         f"conversion is timed. Over rivals on NCHW tensors alone, {results.shown(results.subject)} in "

@@ -7,18 +7,20 @@ import pandas as pd
 from harness.precision import MEASURED
 from harness.report import prepared
 from harness.report.half import in_one_precision
+from harness.report.speedups import mean_and_wins
 from harness.store.markdown import NONE, markdown, times
 from harness.store.times import HOT, TIMES
-from harness.sweep.comparisons import NEARLY_ALL, Results, summarise, sweeps_of, timed
+from harness.sweep.comparisons import NEARLY_ALL, Results, sweeps_of, timed
 from harness.sweep.provenance import provenance
 
 
 def sweeps_table(results: Results) -> str:
     """The first subject over the fastest rival in the same precision, in each sweep of the device.
 
-    A cell has the geometric mean of the speedups, and cases won/all cases. Separated and cold times are left out where
-    less than NEARLY_ALL of the cases have them. The subject in TF32 is auto_nhwc. A sentence says with which versions
-    and when the sweeps were measured. results: hot, of one sweep of the device.
+    A cell has the geometric mean of the speedups over the cases that both computed, and the won ones of these cases.
+    Separated and cold times are left out where less than NEARLY_ALL of the cases have them. The subject in TF32 is
+    auto_nhwc. Sentences say with which versions and when the sweeps were measured. results: hot, of one sweep of the
+    device.
     """
     lines = []
     measured: dict[str, dict[str, list[str]]] = {}  # the precisions of each sweep by versions and dates
@@ -30,7 +32,8 @@ def sweeps_table(results: Results) -> str:
             hot = rows if rows.empty else _speedups(sweep, precision)
             if not hot.empty:
                 others = [_speedups(sweep.at(time), precision) for time in TIMES if time != HOT]
-                cells = [_cell(each, least=NEARLY_ALL * len(hot)) for each in (hot, *others)]
+                least = NEARLY_ALL * len(hot)
+                cells = [mean_and_wins(each) if len(each) >= least else NONE for each in (hot, *others)]
                 lines.append([name, precision.upper(), *cells, times(float(hot.speedup.min()))])
                 measured.setdefault(provenance(sweep, rows), {}).setdefault(name, []).append(precision.upper())
     table = markdown(["sweep", "precision", *TIMES, "least speedup, hot"], lines, left=(0, 1))
@@ -40,14 +43,6 @@ def sweeps_table(results: Results) -> str:
 def _speedups(results: Results, precision: str) -> pd.DataFrame:
     """The rows of `compare` of the first subject in one precision that have a speedup."""
     return in_one_precision(results, precision)[1].dropna(subset="speedup")
-
-
-def _cell(rows: pd.DataFrame, least: float) -> str:
-    """The mean speedup of rows, and the cases won; "-" where there are fewer than the least number of them."""
-    if len(rows) < least:
-        return NONE
-    total = summarise(rows)
-    return f"{times(total.geometric)}, {total.wins}/{total.of}"
 
 
 def _named(sweeps: dict[str, list[str]]) -> str:
