@@ -33,7 +33,7 @@ from harness.experiments.networks.table import (
     modes_section,
     networks_section,
 )
-from harness.precision import FP16, FP32, HALVES, PRECISIONS, TF32
+from harness.precision import FP16, FP32, HALVES, MEASURED, PRECISIONS, TF32
 from harness.report import floor
 from harness.report.accurate import accuracy_sentence
 from harness.report.algorithms import errors_table
@@ -61,7 +61,7 @@ from harness.report.sweeps import sweeps_table
 from harness.report.unlimited import unlimited_sentences
 from harness.store.files import read_regular, write_whole
 from harness.store.times import NOTES
-from harness.sweep.comparisons import Results, find_results, full_precision
+from harness.sweep.comparisons import Results, find_results, full_precision, timed
 from harness.sweep.provenance import mixture, mixture_with_rivals, provenance
 
 SWEEP = "paper"
@@ -202,7 +202,16 @@ def _random(results: Results, plots: str) -> str:
     if len(speedups(other, FP32)):  # the figure has no other precision
         path = f"{plots}/{other.device}/{RANDOM}/planes.png"
         parts.append(f"[Figure]({path}): every case in FP32, by plane and filter size.")
-    return "\n\n".join([*parts, _measured(other)])
+    return "\n\n".join([*parts, _measured_in_each(other)])
+
+
+def _measured_in_each(results: Results) -> str:
+    """Where each precision was measured, of those with rows."""
+    places: dict[str, list[str]] = {}
+    for precision in MEASURED:
+        if len(rows := timed(results.frame, precision)):
+            places.setdefault(provenance(results, rows), []).append(precision.upper())
+    return " ".join(f"{' and '.join(names)} measured on {where}." for where, names in places.items())
 
 
 def _channels_last(found: Sequence[Results]) -> str:
