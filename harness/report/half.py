@@ -7,7 +7,7 @@ from dataclasses import replace
 import pandas as pd
 
 from harness.contenders.registry import AUTO_NHWC, PROVIDERS
-from harness.precision import FP16, TF32
+from harness.precision import FP16, FP32, TF32
 from harness.report import floor
 from harness.report.speedups import grid_table
 from harness.store.markdown import of, times
@@ -54,7 +54,7 @@ def in_one_precision(results: Results, precision: str) -> tuple[Results, pd.Data
     """
     if precision == TF32:
         results = replace(results, chosen=(results.comparison.provider, AUTO_NHWC))
-    rows = compare(results, precision, (precision,))
+    rows = results.compared if precision == FP32 else compare(results, precision, (precision,))
     rows = rows[rows.subject == results.subject]
     return results, rows.dropna(subset=["mean_us", "rival_us"], how="all")
 

@@ -9,7 +9,7 @@ from harness.report import prepared
 from harness.report.half import in_one_precision
 from harness.report.speedups import mean_and_wins
 from harness.store.markdown import NONE, markdown, times
-from harness.store.times import HOT, TIMES
+from harness.store.times import TIMES
 from harness.sweep.comparisons import NEARLY_ALL, Results, sweeps_of, timed
 from harness.sweep.provenance import provenance
 
@@ -28,12 +28,12 @@ def sweeps_table(results: Results) -> str:
         sweep = results.beside(name)
         assert sweep is not None, f"{name} is a folder of the device"
         for precision in MEASURED:
-            rows = timed(sweep.frame, precision)
-            hot = rows if rows.empty else _speedups(sweep, precision)
+            if (rows := timed(sweep.frame, precision)).empty:
+                continue
+            hot, *others = (_speedups(each, precision) for each in sweep.every_time)
             if not hot.empty:
-                others = [_speedups(sweep.at(time), precision) for time in TIMES if time != HOT]
-                least = NEARLY_ALL * len(hot)
-                cells = [mean_and_wins(each) if len(each) >= least else NONE for each in (hot, *others)]
+                cells = [mean_and_wins(each) if len(each) >= NEARLY_ALL * len(hot) else NONE for each in (hot, *others)]
+                cells += [NONE] * (len(TIMES) - len(cells))
                 lines.append([name, precision.upper(), *cells, times(float(hot.speedup.min()))])
                 measured.setdefault(provenance(sweep, rows), {}).setdefault(name, []).append(precision.upper())
     table = markdown(["sweep", "precision", *TIMES, "least speedup, hot"], lines, left=(0, 1))
