@@ -83,7 +83,7 @@ STEPS = (
     Step("prepared", 3, ("run", *PREPARED, "--out", f"{RESULTS}prepared"), shared=True),
     _networks("networks", 60, "--energy", "--resume"),
     _networks("networks-modern", 60, *MODERN_NETWORKS),
-    _networks("networks-kinds", 6, "--breakdown"),
+    _networks("networks-kinds", 1, "--breakdown", "--net", "resnet50", "--batch", "1", "--precision", FP32),
     Step("accuracy", 5, ("accuracy",), "accuracy"),
     Step("copies", 1, ("copies",), "bandwidth"),
     Step("conditions", 5, ("conditions",), "conditions"),
