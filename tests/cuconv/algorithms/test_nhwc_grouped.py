@@ -3,6 +3,7 @@
 from math import prod
 
 import pytest
+from cuda.bindings import nvrtc
 
 from cuconv import ConvProblem, UnsupportedProblem, plan
 from cuconv.algorithms import ALGORITHMS
@@ -90,6 +91,11 @@ def test_what_the_kernel_does_not_compute_is_refused_in_one_line(problem):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.xfail(
+    nvrtc.nvrtcVersion()[1:] < (13, 4),
+    strict=True,
+    reason="NVRTC 13.0 takes up to 70 registers where configurations count on 64; 13.0 to 13.3 spill up to 28 bytes",
+)
 def test_kernels_do_not_spill_and_take_the_registers_that_configurations_count_on():
     for macros in GROUPED.variants("sm_90a"):
         (report,) = compiler.resources(KernelVariant.of(GROUPED.source, "sm_90a", macros))
