@@ -12,6 +12,7 @@ from cuconv.core.launch import KernelVariant
 from cuconv.resources import ARCHITECTURES
 from cuconv.runtime import compiler, cubins
 from cuconv.runtime.compiler import INCLUDES
+from tests.cuconv.compilers import checks_registers
 
 SAMPLES = 6  # kernel variants of an algorithm and architecture that are compiled; tests/kernels compiles all of them
 
@@ -36,6 +37,7 @@ def reports():
     pool.shutdown(cancel_futures=True)
 
 
+@checks_registers
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_kernels_compile_without_spills(reports, name, arch):

@@ -13,6 +13,7 @@ from cuconv.algorithms.common.listed import PREPARED
 from cuconv.core.launch import KernelVariant
 from cuconv.resources import ARCHITECTURES
 from cuconv.runtime import compiler
+from tests.cuconv.compilers import checks_registers
 
 SECONDS_BETWEEN_LINES = 30
 PREPARED_STEP = 4
@@ -56,6 +57,7 @@ def reports(jobs, name, arch, capsys):
     return [(macros, report.result()) for macros, report in jobs[name, arch]]
 
 
+@checks_registers
 @each_kind
 def test_every_variant_compiles_without_spills_and_with_products_that_overlap(reports, name, arch):
     for macros, report in reports:

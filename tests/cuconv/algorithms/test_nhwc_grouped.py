@@ -3,7 +3,6 @@
 from math import prod
 
 import pytest
-from cuda.bindings import nvrtc
 
 from cuconv import ConvProblem, UnsupportedProblem, plan
 from cuconv.algorithms import ALGORITHMS
@@ -11,6 +10,7 @@ from cuconv.algorithms.channels_last.nhwc_grouped import REGISTERS
 from cuconv.core.launch import KernelVariant
 from cuconv.device import H200
 from cuconv.runtime import compiler
+from tests.cuconv.compilers import checks_registers
 from tests.cuconv.layers import problems_of
 
 GROUPED = ALGORITHMS["nhwc_grouped"]
@@ -91,11 +91,7 @@ def test_what_the_kernel_does_not_compute_is_refused_in_one_line(problem):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.xfail(
-    nvrtc.nvrtcVersion()[1:] < (13, 4),
-    strict=True,
-    reason="NVRTC 13.0 takes up to 70 registers where configurations count on 64; 13.0 to 13.3 spill up to 28 bytes",
-)
+@checks_registers
 def test_kernels_do_not_spill_and_take_the_registers_that_configurations_count_on():
     for macros in GROUPED.variants("sm_90a"):
         (report,) = compiler.resources(KernelVariant.of(GROUPED.source, "sm_90a", macros))

@@ -10,6 +10,7 @@ from cuconv.core.activation import named
 from cuconv.core.launch import KernelVariant
 from cuconv.device import A100, H200, DeviceSpec
 from cuconv.runtime import compiler
+from tests.cuconv.compilers import checks_registers
 
 SHAPES = [
     *((1, 32, 112, 112), (1, 1152, 7, 7), (8, 96, 56, 56), (64, 480, 14, 14), (1, 8, 1, 1), (2, 24, 3, 5)),
@@ -79,6 +80,7 @@ def test_what_does_not_fit_a_gpu_is_refused():
             nhwc_squeeze_excite.launch(excitation(hidden=hidden), device)
 
 
+@checks_registers
 def test_kernels_are_of_the_closed_set_and_do_not_spill():
     launches = [nhwc_squeeze_excite.launch(excitation(precision=one), H200) for one in ("fp16", "bf16")]
     assert kernel_set.holds("sm_90a", launches)
