@@ -206,12 +206,13 @@ def _random(results: Results, plots: str) -> str:
 
 
 def _measured_in_each(results: Results) -> str:
-    """Where each precision was measured, of those with rows."""
-    places: dict[str, list[str]] = {}
+    """Where each precision with rows was measured, and a warning where its rows are of several codes."""
+    parts = []
     for precision in MEASURED:
         if len(rows := timed(results.frame, precision)):
-            places.setdefault(provenance(results, rows), []).append(precision.upper())
-    return " ".join(f"{' and '.join(names)} measured on {where}." for where, names in places.items())
+            warning = mixture_with_rivals(results, (precision,), (precision,))
+            parts.append(f"{precision.upper()} measured on {provenance(results, rows)}. {warning}".strip())
+    return " ".join(parts)
 
 
 def _channels_last(found: Sequence[Results]) -> str:

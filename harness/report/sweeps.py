@@ -9,7 +9,7 @@ from harness.report import prepared
 from harness.report.half import in_one_precision
 from harness.report.speedups import mean_and_wins
 from harness.store.markdown import NONE, markdown, times
-from harness.store.times import TIMES
+from harness.store.times import HOT, TIMES
 from harness.sweep.comparisons import NEARLY_ALL, Results, sweeps_of, timed
 from harness.sweep.provenance import provenance
 
@@ -27,13 +27,13 @@ def sweeps_table(results: Results) -> str:
     for name in (folder.name for folder in sweeps_of(results.folder.parent) if folder.name != prepared.SWEEP):
         sweep = results.beside(name)
         assert sweep is not None, f"{name} is a folder of the device"
+        at_others = [sweep.at(time) for time in TIMES if time != HOT]
         for precision in MEASURED:
             if (rows := timed(sweep.frame, precision)).empty:
                 continue
-            hot, *others = (_speedups(each, precision) for each in sweep.every_time)
+            hot, *others = (_speedups(each, precision) for each in (sweep, *at_others))
             if not hot.empty:
                 cells = [mean_and_wins(each) if len(each) >= NEARLY_ALL * len(hot) else NONE for each in (hot, *others)]
-                cells += [NONE] * (len(TIMES) - len(cells))
                 lines.append([name, precision.upper(), *cells, times(float(hot.speedup.min()))])
                 measured.setdefault(provenance(sweep, rows), {}).setdefault(name, []).append(precision.upper())
     table = markdown(["sweep", "precision", *TIMES, "least speedup, hot"], lines, left=(0, 1))
