@@ -17,7 +17,7 @@ SHOWN = {
     r"floor_(\w+)": r"The share of its floor that cuConv reaches on each case in `\1`, channels last, framed alike.",
     r"speedup_(\w+)_(\d+x\d+)": r"The speedup of `\1` over the best cuDNN on \2 filters, at the paper's batch sizes.",
     r"planes": "The speedup of `auto` over the best cuDNN, and its regret, by plane and filter size.",
-    r"networks": "The speedup of cuConv, and of torch's fastest ways, over torch on whole networks.",
+    r"networks": "The speedup of cuConv, and of torch's fastest ways, over the baseline that the title names.",
 }
 
 
