@@ -34,7 +34,6 @@ from harness.store.files import read_json, write_whole
 FOLDER = environment.ROOT / "build" / "evidence"
 CORES_OF_PROCESS = 2  # a sweep's: while one measures, others build cuDNN's plans on the host
 MOST_PROCESSES = 8  # a sweep's, for each GPU: each process has a CUDA context
-RESULTS = "results/DEVICE/"  # in a step's words, with DEVICE for the device's name
 
 
 class Step(NamedTuple):
@@ -64,7 +63,6 @@ def _networks(name: str, minutes: float, *words: str) -> Step:
     return Step(name, minutes, ("networks", *words), "networks", shared=True)
 
 
-PREPARED = ("--provider", "cuconv", "cuconv_prepared", "--algorithm", "auto", "--hot-only", "--resume")
 # Without torch_fastest_engines, which takes some minutes to prepare each of them.
 MODERN_CONTENDERS = (*TORCH_CONTENDERS, CUCONV)
 MODERN_NETWORKS = (
@@ -80,7 +78,6 @@ STEPS = (
     *(_sweep(one, FP32, 3) for one in ("vae", "super_resolution", "audio", "boards", "blur", "public")),
     *(_sweep("bias_relu", precision, minutes) for precision, minutes in ((FP32, 11), (TF32, 17), (FP16, 19))),
     *(_sweep("bias_add_relu", precision, 3) for precision in (FP32, TF32, FP16)),
-    Step("prepared", 3, ("run", *PREPARED, "--out", f"{RESULTS}prepared"), shared=True),
     _networks("networks", 60, "--energy", "--resume"),
     _networks("networks-modern", 60, *MODERN_NETWORKS),
     _networks("networks-kinds", 1, "--breakdown", "--net", "resnet50", "--batch", "1", "--precision", FP32),
@@ -153,9 +150,7 @@ def measure(steps: Sequence[Step], gpus: Sequence[str], cores: int, ended: Ended
         free.put(gpu)
 
     def run(step: Step, gpu: str = "") -> None:
-        there = RESULTS.replace("DEVICE", ended.device)
-        words = [word.replace(RESULTS, there) for word in command_of(step, processes, len(gpus))[1:]]
-        if code := _start(words, log_of(step), gpu):
+        if code := _start(command_of(step, processes, len(gpus))[1:], log_of(step), gpu):
             failed.append(step.name)
             progress.say(f"{step.name}: exit code {code}, see {log_of(step)}")
         else:

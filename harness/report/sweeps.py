@@ -5,7 +5,6 @@ from __future__ import annotations
 import pandas as pd
 
 from harness.precision import MEASURED
-from harness.report import prepared
 from harness.report.half import in_one_precision
 from harness.report.speedups import mean_and_wins
 from harness.store.markdown import NONE, markdown, times
@@ -24,7 +23,7 @@ def sweeps_table(results: Results) -> str:
     """
     lines = []
     measured: dict[str, dict[str, list[str]]] = {}  # the precisions of each sweep by versions and dates
-    for name in (folder.name for folder in sweeps_of(results.folder.parent) if folder.name != prepared.SWEEP):
+    for name in (folder.name for folder in sweeps_of(results.folder.parent)):
         sweep = results.beside(name)
         assert sweep is not None, f"{name} is a folder of the device"
         at_others = [sweep.at(time) for time in TIMES if time != HOT]

@@ -16,23 +16,21 @@ ROWS = [
 ]
 
 
-def device(tmp_path, rows):
-    write(tmp_path, ROWS)
-    if rows:
-        write(tmp_path, rows, GPU, "prepared")
+def sweep(tmp_path, rows):
+    write(tmp_path, rows)
     return Results.read(next(tmp_path.glob(f"{GPU}/*/measurements.csv")).parent)
 
 
 def test_a_gain_is_of_a_case_that_both_have(tmp_path):
-    found = gains(device(tmp_path, []).frame)
+    found = gains(sweep(tmp_path, ROWS).frame)
     assert list(found.gain) == pytest.approx([1.5, 1.0]) and list(found.batch) == [1, 8]
 
 
 def test_the_table_has_means_and_extremes(tmp_path):
-    table = prepared_table(device(tmp_path, ROWS))
+    table = prepared_table(sweep(tmp_path, ROWS))
     assert "1.225x | 1.00x | 1.50x" in " ".join(table.split())
 
 
 def test_without_rows_a_sentence_says_what_to_run(tmp_path):
-    assert "python -m harness.run --provider cuconv cuconv_prepared" in prepared_table(device(tmp_path, []))
-    assert "Not measured" in prepared_table(device(tmp_path, [row("auto", 1.0)]))
+    table = prepared_table(sweep(tmp_path, [row("auto", 1.0)]))
+    assert "python -m harness.run --provider cuconv cuconv_prepared" in table and "Not measured" in table

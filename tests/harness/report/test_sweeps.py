@@ -24,7 +24,6 @@ OTHER = [
 def test_a_line_has_a_sweep_in_a_precision_and_all_its_times(tmp_path):
     write(tmp_path, PAPER)
     write(tmp_path, OTHER, sweep="strided")
-    write(tmp_path, OTHER, sweep="prepared")  # conv2d beside prepared layers, which is no comparison with rivals
     table = cells(sweeps_table(Results.read(tmp_path / GPU / "paper")))
     assert len(table) == 5, "a header, its rule, and a line for each"
     assert table["paper"] == ["FP32", "1.50x, 1/2", "0.95x, 1/2", "1.90x, 1/2", "0.75x"]
