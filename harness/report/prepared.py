@@ -1,4 +1,4 @@
-"""The table of prepared weights: the time of conv2d over that of a prepared layer, both of one run."""
+"""The table of prepared weights: the time of conv2d over that of a prepared layer, both of one sweep."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def gains(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The times of `auto` in FP32, by conv2d and by prepared layers."""
     rows = full_precision(frame)
     return rows[(rows.algorithm == AUTO) & rows.provider.isin((PLAIN, PREPARED))]
 
