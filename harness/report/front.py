@@ -169,7 +169,7 @@ def front_table(found: Sequence[Results]) -> str:
         ("all batches", lambda one: _mean(one[2])),
         ("won", lambda one: of(int((one[2].speedup > 1).sum()), len(one[2]))),
     ]
-    measured = dict.fromkeys(f"{what} on {provenance(results)}" for what, (_, results, _) in lines)
+    measured = dict.fromkeys(f"{what} on {_provenance(results, lines)}" for what, (_, results, _) in lines)
     mixed = any(_is_mixed(line, results) for _, (line, results, _) in lines)
     parts = [
         tabulate("speedup", lines, columns, left=(0, 1, 2, 3)),
@@ -191,6 +191,11 @@ def _lines(
         if enough := [one for one in cases if len(one[2]) >= max(1, ENOUGH * most)]:
             compared.append((what, max(enough, key=lambda one: (last_day(one[1], line.rows(one[1])), len(one[2])))))
     return compared
+
+
+def _provenance(results: Results, lines: Sequence[tuple[str, tuple[Line, Results, pd.DataFrame]]]) -> str:
+    """Where and when those rows of a file were measured that any of the lines compares."""
+    return provenance(results, pd.concat([line.rows(results) for _, (line, of, _) in lines if of is results]))
 
 
 def _is_mixed(line: Line, results: Results) -> bool:

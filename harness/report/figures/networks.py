@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 
 from harness.experiments.networks.rows import CUCONV, NETWORKS, TORCH_CONTENDERS
 from harness.experiments.networks.table import (
@@ -33,6 +34,8 @@ PANEL, BELOW, BETWEEN, LEGEND = 2.5, 0.52, 0.15, 0.54  # inches: bars of a line 
 LEFT, RIGHT = 0.62, 0.1
 NETWORKS_IN_LINE = 6
 BAR, BETWEEN_BATCHES, BETWEEN_NETWORKS = 1.0, 0.5, 1.6  # bars wide
+NUMBER = SMALL - 1.5  # points: above a bar, so that numbers side by side stay apart
+HALO = withStroke(linewidth=1.5, foreground="white")  # where a number crosses a line
 # What bars are compared with, the first that was measured, and a note on it.
 BASELINES = {
     "torch's default": (DEFAULT, " (convolutions in TF32, NCHW)"),
@@ -121,8 +124,8 @@ def _draw_line(axes: Axes, compared: pd.DataFrame, names: list[str], bars: list[
                 value = getattr(case, column)
                 if value == value:
                     axes.bar(x + j * BAR, value, BAR, color=colour, linewidth=0, zorder=2)
-                    axes.text(x + j * BAR, value + 0.02 * top, f"{value:.1f}", size=SMALL, color=DARK, ha="center",
-                              va="bottom", rotation="vertical", zorder=4)  # fmt: skip
+                    axes.text(x + j * BAR, value + 0.02 * top, f"{value:.1f}", size=NUMBER, color=DARK, ha="center",
+                              va="bottom", rotation="vertical", zorder=4, path_effects=[HALO])  # fmt: skip
             batch_ticks[x + (len(bars) - 1) * BAR / 2] = str(case.batch)
             x += len(bars) * BAR + BETWEEN_BATCHES
         centres[name] = (start + x - BETWEEN_BATCHES - BAR) / 2

@@ -1,7 +1,8 @@
 """The style that all figures share: fonts, colours, axes, the caption, marks, and how files are written.
 
-A README is read at about 900 pixels, so figures are WIDTH = 9 inches wide: a point is then as large as it says, and no
-text is smaller than SMALL points. Backgrounds are white and opaque, so figures read on dark pages too.
+A README is read at about 900 pixels, so figures are WIDTH = 9 inches wide: a point is then as large as it says. No text
+is smaller than SMALL points, but for numbers above narrow bars. Backgrounds are white and opaque, so figures read on
+dark pages too.
 """
 
 from __future__ import annotations
