@@ -33,9 +33,9 @@ from harness.sweep.provenance import provenance
 PANEL, BELOW, BETWEEN, LEGEND = 2.5, 0.52, 0.15, 0.54  # inches: bars of a line of networks, and around them
 LEFT, RIGHT = 0.62, 0.1
 NETWORKS_IN_LINE = 6
-BAR, BETWEEN_BATCHES, BETWEEN_NETWORKS = 1.0, 0.5, 1.6  # bars wide
-NUMBER = SMALL - 1.5  # points: above a bar, so that numbers side by side stay apart
-HALO = withStroke(linewidth=1.5, foreground="white")  # where a number crosses a line
+BAR, BETWEEN_BATCHES, BETWEEN_NETWORKS = 1.0, 0.4, 1.2  # bars wide
+NUMBER = SMALL - 0.5  # points: above a bar, so that numbers side by side stay apart
+HALO = withStroke(linewidth=1.0, foreground="white")  # where a number crosses a line
 # What bars are compared with, the first that was measured, and a note on it.
 BASELINES = {
     "torch's default": (DEFAULT, " (convolutions in TF32, NCHW)"),
