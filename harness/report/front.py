@@ -140,7 +140,10 @@ LAYERS = (
     _layers(FP32, "best cuDNN in FP16", compare_with_half, (FP16,)),
     _layers(FP16, "best cuDNN in FP16", _alike(FP16), (FP16,)),
 )
-FUSED = (_layers(FP32, "best cuDNN in FP32, bias and ReLU in both calls", Results.of_subject),)
+FUSED = (
+    _layers(FP32, "best cuDNN in FP32, bias and ReLU in both calls", Results.of_subject),
+    _layers(FP16, "best cuDNN in FP16, bias and ReLU in both calls", _alike(FP16), (FP16,)),
+)
 
 
 def front_table(found: Sequence[Results]) -> str:

@@ -75,7 +75,7 @@ def in_channels_last(results: Results, precision: str) -> str:
     sentence = (
         f"{results.shown(results.subject)} in {name}, channels last, over the fastest of {who} in {name}, NCHW or "
         f"channels last, {results.time}, on {results.device}: {_won(rows)} "
-        f"Measured so far: {of(len(rows), len(results.frame.drop_duplicates(CASE)))} cases of the sweep, on "
+        f"These are {of(len(rows), len(results.frame.drop_duplicates(CASE)))} cases of the sweep, measured on "
         f"{provenance(results, timed(results.frame, precision))}."
     )
     shares = floor.columns(results, rows, precision)

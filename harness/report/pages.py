@@ -280,7 +280,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "algorithm": (tuple(algorithm_names()), SWEEPS),
     "counters": (tuple(algorithm_names()),),
     "sweep": ((*SWEEPS, *WITH_EPILOGUE),),
-    "sweep_in_half": (SWEEPS,),
+    "sweep_in_half": ((*SWEEPS, *WITH_EPILOGUE),),
 }
 
 
