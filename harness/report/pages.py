@@ -18,10 +18,15 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from harness import command
 from harness.errors import ResultsError, UsageError
+from harness.experiments.accuracy.rows import ACCURACY
 from harness.experiments.accuracy.table import magnitudes_of
+from harness.experiments.conditions.rows import CONDITION_TIMES
 from harness.experiments.conditions.table import conditions_of
+from harness.experiments.host.rows import HOST
 from harness.experiments.host.table import host_table
 from harness.experiments.kernels.table import counters_of
 from harness.experiments.latency.table import latency_sizes, latency_starts
@@ -60,6 +65,7 @@ from harness.report.speedups import (
 from harness.report.sweeps import sweeps_table
 from harness.report.unlimited import unlimited_sentences
 from harness.store.files import read_regular, write_whole
+from harness.store.table import ENVIRONMENT, Table
 from harness.store.times import NOTES
 from harness.sweep.comparisons import Results, find_results, full_precision, timed
 from harness.sweep.provenance import mixture, mixture_with_rivals, provenance
@@ -231,8 +237,20 @@ def _accuracy(results: Results) -> str:
         "Relative L2 error over the paper's sweep, normal data:",
         errors_table(results),
         "The largest relative L2 error at batch 4, on ordinary and on scaled data:",
-        magnitudes_of(results),
+        _dated(results, ACCURACY, magnitudes_of(results)),
     ])  # fmt: skip
+
+
+def _dated(results: Results, kind: Table, text: str) -> str:
+    """The tables of an experiment, and where and when it was measured if it was.
+
+    kind: its file, which one command writes whole, so that every report in its folder is of it.
+    """
+    if kind.find(results.folder.parent) is None:
+        return text
+    unnamed = pd.DataFrame(columns=[ENVIRONMENT])
+    whole = Results(results.device, kind.folder, unnamed, results.folder.with_name(kind.folder))
+    return f"{text}\n\nMeasured on {provenance(whole)}."
 
 
 # The tables that look at every GPU, by their names in markers: a function of the results of all.
@@ -261,8 +279,8 @@ TABLES: dict[str, Callable[..., str]] = {
     "unlimited": lambda results, plots: unlimited_sentences(results),
     "paper": lambda results, plots: paper_table(results),
     "counters": lambda results, plots, name: counters_of(results.folder.parent, name),
-    "conditions": lambda results, plots: conditions_of(results.folder.parent),
-    "host": lambda results, plots: host_table(results),
+    "conditions": lambda results, plots: _dated(results, CONDITION_TIMES, conditions_of(results.folder.parent)),
+    "host": lambda results, plots: _dated(results, HOST, host_table(results)),
     "latency_sizes": lambda results, plots: latency_sizes(results),
     "latency_starts": lambda results, plots: latency_starts(results),
     "prepared": lambda results, plots: prepared_table(results),

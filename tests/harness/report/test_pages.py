@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from harness.experiments.host.rows import HOST, HostTime
+from harness.experiments.host.table import OURS, TORCH
 from harness.experiments.networks.rows import NETWORKS
 from harness.report import pages
 from harness.store.times import TIMES
@@ -172,6 +174,16 @@ def test_every_table_is_filled_and_has_its_numbers(page):
     for marker, numbers in NUMBERS.items():
         text = re.sub(" +", " ", filled(page, marker))
         assert [number for number in numbers if number not in text] == [], marker
+
+
+def test_an_experiment_says_where_and_when_it_was_measured(page):
+    assert "Measured on" not in filled(page, "host"), "it was not"
+    folder = page.parent.parent / f"results/{GPU}/host"
+    HOST.write(folder, [HostTime("7-1-1-32-832", *of, "new", 2000, 10.0) for of in (OURS[:2], TORCH[:2])])
+    commands = [{"command": "python -m harness host", "date": "2026-11-25T06:45:15+00:00"}]
+    report = {"gpu": "NVIDIA Test", "cudnn": 91900, "commands": commands}
+    (folder / "environment.json").write_text(json.dumps({"environments": {"e1": report}}))
+    assert filled(page, "host").endswith("\n\nMeasured on NVIDIA Test, cuDNN 9.19.0, 2026-11-25.")
 
 
 def test_other_sweeps_of_the_same_device(page):
