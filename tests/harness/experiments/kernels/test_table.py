@@ -3,7 +3,7 @@
 import pandas as pd
 
 from harness.experiments.kernels.rows import COUNTERS, TIMES
-from harness.experiments.kernels.table import counters_of, times_table
+from harness.experiments.kernels.table import TABLES, counters_of, times_table
 from harness.store.environment import ROOT
 from tests.harness.report.helpers import cells
 
@@ -47,9 +47,13 @@ def test_rows_are_read_as_they_were_written(tmp_path):
     pd.testing.assert_frame_equal(TIMES[4].read(path), rows, check_dtype=False)
 
 
-def test_the_committed_files_are_readable():
-    for table, rows in ((COUNTERS, 13), (TIMES[3], 41), (TIMES[4], 36), (TIMES[5], 36)):
-        assert len(table.find(ROOT / "results" / "nvidia-h200")) == rows
+def test_the_committed_files_are_readable_and_have_every_configuration_of_both_sides():
+    device = ROOT / "results" / "nvidia-h200"
+    assert len(COUNTERS.find(device))
+    for number, table in TIMES.items():
+        rows = table.find(device)
+        found = {(one.configuration, one.provider) for one in rows.itertuples()}
+        assert found == {(name, who) for name in TABLES[number] for who in ("cudnn", "cuconv")}
 
 
 def test_counters_are_those_of_one_algorithm(tmp_path):
